@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from files.export.cases import NAMES, NETWORKS, call_of, made, off, opened
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import multitudes as mt
-from multitudes import models
 from multitudes.files.export import factors, verify, work
 from multitudes.files.export.about import reference_of
 from multitudes.files.export.members import AllMembers
@@ -30,122 +28,6 @@ from multitudes.methods.layers.one_run import OneRun
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-
-NAMES = """probs label confidence margin entropy expected_entropy mutual_information variation_ratio disagreement max_logit
-    energy member_probs member_logits abstain""".split()
-
-
-class MLP(nn.Module):
-    """Linear layers with both norms and dropout."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.a, self.bn = nn.Linear(8, width), nn.BatchNorm1d(width)
-        self.b, self.ln, self.drop = nn.Linear(width, width), nn.LayerNorm(width), nn.Dropout(0.1)
-        self.c = nn.Linear(width, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.drop(torch.relu(self.ln(self.b(torch.relu(self.bn(self.a(x))))))))
-
-
-class UNet(nn.Module):
-    """A skip across a pooled branch, joined along the channels."""
-
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.down, self.bottom = self.block(3, width), nn.Sequential(nn.MaxPool2d(2), self.block(width, 2 * width))
-        self.up, self.mix = nn.ConvTranspose2d(2 * width, width, 2, 2), self.block(2 * width, width)
-        self.head = nn.Conv2d(width, 5, 1)
-
-    def block(self, inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.down(x)
-        return self.head(self.mix(torch.cat([skip, self.up(self.bottom(skip))], 1)))
-
-
-class Convolutions(nn.Module):
-    """Layers around which methods put vectors: in groups, transposed, side by side, and a norm at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.an = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
-        self.b, self.bn = nn.Conv2d(12, 12, 3, padding=1, groups=4), nn.BatchNorm2d(12)
-        self.c, self.cn = nn.Conv2d(12, 8, 1), nn.BatchNorm2d(8, affine=False)
-        self.d, self.dn = nn.ConvTranspose2d(8, 6, 2, 2), nn.BatchNorm2d(6)
-        self.head, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.an(self.a(x)))
-        x = torch.relu(self.dn(self.d(self.cn(self.c(x + self.bn(self.b(x)))))))
-        return self.last(self.head(x.mean((2, 3))))
-
-
-def bert() -> nn.Module:
-    hf = pytest.importorskip("transformers")
-    settings = {
-        "vocab_size": 200,
-        "hidden_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "initializer_range": 0.3,
-    }
-    config = hf.BertConfig(**settings, intermediate_size=96, max_position_embeddings=16, num_labels=4)
-    return hf.BertForSequenceClassification(config)
-
-
-def words(count: int) -> mt.Inputs:
-    mask = (torch.rand(count, 7) > 0.3).long()
-    mask[:, 0] = 1
-    return mt.Inputs(torch.randint(200, (count, 7)), attention_mask=mask)
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
-    "mlp": (MLP, lambda count: torch.randn(count, 8)),
-    "resnet": (lambda: models.ResNet(18, width=0.125), lambda count: torch.randn(count, 3, 16, 16)),
-    "vit": (lambda: models.ViT(image=16, size=48, depth=1), lambda count: torch.randn(count, 3, 16, 16)),
-    "unet": (UNet, lambda count: torch.randn(count, 3, 8, 8)),
-    "convolutions": (Convolutions, lambda count: torch.randn(count, 3, 8, 8)),
-    "bert": (bert, words),
-}
-
-
-def made(network: str, method: mt.Method, **options: Any) -> tuple[mt.Ensemble, Callable[[int], Any]]:
-    """An ensemble with statistics, shifts and attention unlike those of a fresh network, in which some members are alike."""
-    torch.manual_seed(0)
-    make, inputs = NETWORKS[network]
-    output = "logits" if network == "bert" else None
-    ens = mt.ensemble(make(), method, inputs(3), seed=0, output=output, **options)
-    if network == "vit":
-        for parameter in ens.parameters():
-            parameter.data.mul_(3)  # as they start, attention is nearly the same for all
-    for name, buffer in ens.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.data.normal_()
-        elif name.endswith("running_var"):
-            buffer.data.uniform_(0.5, 2.0)
-        elif ".shift_" in name:
-            buffer.data.normal_(std=0.1)
-    return ens.eval(), inputs
-
-
-def call_of(x: Any) -> mt.Inputs:
-    return x if isinstance(x, mt.Inputs) else mt.Inputs(x)
-
-
-def off(path: Path, ens: mt.Ensemble, x: Any) -> float:
-    """The largest difference between the members' logits in a file and those of the ensemble."""
-    call = call_of(x)
-    session = Session(path.read_bytes())
-    found = session(session.inputs, call.tensors())["member_logits"]
-    with torch.no_grad():
-        return float((found - ens(*call.args, **call.kwargs).transpose(0, 1)).abs().max())
-
-
-def opened(path: Path) -> tuple[Any, dict[str, Any]]:
-    model = onnx.load(path)
-    return model, json.loads({entry.key: entry.value for entry in model.metadata_props}["multitudes"])
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +231,11 @@ def test_weights_in_fewer_bits(precision: Any, tmp_path: Path, file_of: Callable
     assert "nll" in str(small)
 
 
+def _binary() -> mt.Ensemble:
+    torch.manual_seed(0)
+    return mt.ensemble(nn.Sequential(nn.Linear(8, 1)), mt.Deep(members=2), torch.randn(2, 8), task="binary", seed=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multilabel", "gaussian", "regression"])
 def test_tasks_and_temperatures(task: str, tmp_path: Path) -> None:
@@ -494,79 +381,6 @@ def test_a_reference_of_another_calibration_is_refused() -> None:
     assert reference_of(prediction.calibrated(Calibrator(mixture=2.0)), meaning) is not None
 
 
-class Odd(nn.Module):
-    """Operations that few networks have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Conv2d(16, 16, 3, groups=2)
-        self.pool, self.mix, self.c = nn.AdaptiveMaxPool2d(2), nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = nn.functional.pixel_shuffle(nn.functional.gelu(self.b(self.norm(self.a(x)))), 2)
-        rows = self.mix(nn.functional.normalize(self.pool(y).flatten(2), dim=1))  # [B, 4, 4]
-        return self.c(torch.einsum("bij,bjk->bik", rows, rows).amax(1))
-
-
-class Padded(nn.Module):
-    """Activations, padding and norms that torch leaves as single operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 8, 1)
-        self.norm, self.out = nn.RMSNorm(8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = nn.functional.hardswish(self.a(nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")))
-        y = nn.functional.pad(self.b(nn.functional.pad(y, (2, 0, 0, 2), mode="replicate")), (1, 0, 0, 1))
-        y = nn.functional.logsigmoid(self.c(nn.functional.pad(y, (1, 1, 1, 1), mode="circular")))
-        return self.out(self.norm(y.amax((2, 3))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [mt.Deep, mt.BatchEnsemble])
-def test_operations_without_tags_run_once_for_all_members(kind: Any) -> None:
-    torch.manual_seed(0)
-    ens = mt.ensemble(Padded(), kind(members=3), torch.randn(3, 3, 6, 6), seed=0).eval()
-    for name, parameter in ens.named_parameters():
-        if name == "norm.weight":
-            parameter.data.uniform_(0.5, 2.0)
-    example = mt.Inputs(torch.randn(3, 3, 6, 6))
-    members = AllMembers(work.member_graph(ens, example, small=False)[1], example.tensors())
-    assert not members.unrolled
-    for count in (1, 3, 17):
-        x = torch.randn(count, 3, 6, 6)
-        with torch.no_grad():
-            torch.testing.assert_close(members(x), ens(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_odd_operations_run_once_for_all_members(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    ens = mt.ensemble(Odd(), mt.BatchEnsemble(members=3), torch.randn(3, 3, 8, 8), seed=0).eval()
-    result = mt.export(ens, torch.randn(3, 3, 8, 8), tmp_path / "a.onnx", outputs=["member_logits"])
-    assert result.form == "one graph for all members"
-    assert max(off(result.path, ens, torch.randn(count, 3, 8, 8)) for count in (1, 3, 17)) < 1e-5
-    assert "give units=train" in " ".join(str(result).split())
-
-
-@pytest.mark.slow
-def test_one_member_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done for a network whose operations cannot run for all members at once with a free batch size."""
-    ens, inputs = made("mlp", mt.EMP(members=3))
-    plain = work.traced
-
-    def fixes(module: nn.Module, *args: Any) -> Any:
-        if isinstance(module, work.Outputs) and not getattr(module.members, "in_turn"):  # noqa: B009
-            raise mt.RunError("the batch size is fixed. An exported graph has one path")
-        return plain(module, *args)
-
-    monkeypatch.setattr(work, "traced", fixes)
-    result = mt.export(ens, inputs(3), tmp_path / "a.onnx", outputs=["member_logits"])
-    assert result.form == "one member after another, since the batch size is fixed"
-    assert max(off(result.path, ens, inputs(count)) for count in (1, 3, 17)) < 1e-5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["matrix", "isotonic"])
 def test_mappings_of_a_calibrator(how: Any, tmp_path: Path) -> None:
@@ -582,33 +396,3 @@ def test_mappings_of_a_calibrator(how: Any, tmp_path: Path) -> None:
     pred = mt.predict(ens, x, progress=False)
     torch.testing.assert_close(found["probs"].double(), pred.probs.double(), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found["probs"].double(), pred.members.probs.mean(0).double(), atol=1e-2)
-
-
-def _binary() -> mt.Ensemble:
-    torch.manual_seed(0)
-    return mt.ensemble(nn.Sequential(nn.Linear(8, 1)), mt.Deep(members=2), torch.randn(2, 8), task="binary", seed=0)
-
-
-@pytest.mark.slow
-def test_a_program_of_torch(tmp_path: Path) -> None:
-    ens, inputs = made("unet", mt.Deep(members=2))
-    result = mt.export(ens, inputs(2), tmp_path / "a.pt2")
-    assert result.format == "pt2"
-    extra = {"multitudes.json": ""}
-    module = torch.export.load(str(result.path), extra_files=extra).module()
-    assert json.loads(extra["multitudes.json"])["outputs"] == list(result.outputs)
-    x = inputs(7)
-    probs = dict(zip(result.outputs, module(x), strict=True))["probs"]
-    torch.testing.assert_close(probs, mt.predict(ens, x, progress=False).probs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
-def test_a_compiled_program(tmp_path: Path) -> None:
-    ens, inputs = ENSEMBLE
-    result = mt.export(ens, inputs(2), tmp_path / "a.pt2", outputs=["probs"], aot=True)
-    assert result.format == "aoti"
-    compiled: Any = torch._inductor.aoti_load_package(str(result.path))
-    assert json.loads(compiled.get_metadata()["multitudes"])["outputs"] == ["probs"]
-    x = inputs(7)
-    torch.testing.assert_close(compiled(x)[0], mt.predict(ens, x, progress=False).probs, rtol=1e-4, atol=1e-5)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from zoo import FIVE, ZOO, refusal
 
 import multitudes as mt
+from multitudes.engine.kernels.fused import FUSED
 from multitudes.files.export.freeze import FrozenNetwork
-from multitudes.files.export.fuse import FUSED
 
 PAIRS = [
     (name, case)

@@ -58,19 +58,11 @@ def fused(
     return F.relu(y) if relu else y
 
 
-def fused_of_members(
-    members: int,
-    dims: Sequence[Any],
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    relu: bool,
-    *how: Any,
-) -> tuple[Tensor, int]:
-    """Computes the same for all members; `dims` are the member axes of the tensors. Returns also the result's."""
-    if not _in_one_kernel(dims, x, kernel, bias, other, *how):
-        return _one_by_one(members, dims, x, kernel, bias, other, relu, *how)
+def fused_of_members(members: int, dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
+    """Computes the same for all members; `dims` are the member axes of the arguments. Returns also the result's."""
+    x, kernel, bias, other, relu, *how = args
+    if not _in_one_kernel(dims, (x, kernel, bias, other), how[3]):
+        return _one_by_one(members, dims, *args)
     y = torch.ops.multitudes.fused_kernel(
         beside(x.movedim(dims[0], 1)),
         kernel.movedim(dims[1], 0).flatten(0, 1),
@@ -83,13 +75,15 @@ def fused_of_members(
 
 run_under_vmap("fused", fused_of_members, _library)
 
+FUSED = torch.ops.multitudes.fused.default
+"""The operator that frozen graphs call."""
 
-def _in_one_kernel(
-    dims: Sequence[Any], x: Tensor, kernel: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
-) -> bool:
+
+def _in_one_kernel(dims: Sequence[Any], tensors: tuple[Any, ...], groups: int) -> bool:
     """Whether the GPU's kernel can run: images and kernels belong to members, in one half precision, without gradients."""
-    given = [tensor for tensor in (x, kernel, bias, other) if tensor is not None]
-    if not (x.is_cuda and x.dtype in HALF) or dims[0] is None or dims[1] is None or how[3] != 1:
+    x, kernel, _, other = tensors
+    given = [tensor for tensor in tensors if tensor is not None]
+    if not (x.is_cuda and x.dtype in HALF) or dims[0] is None or dims[1] is None or groups != 1:
         return False
     if kernel.movedim(dims[1], 0).shape[2] < FEWEST or any(tensor.dtype != x.dtype for tensor in given):
         return False
@@ -108,17 +102,9 @@ def has_triton() -> bool:
     return bool(has_triton())
 
 
-def _one_by_one(
-    members: int,
-    dims: Sequence[Any],
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    relu: bool,
-    *how: Any,
-) -> tuple[Tensor, int]:
+def _one_by_one(members: int, dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
     """Runs a convolution of members, the addition and the ReLU, on images of four axes."""
+    x, kernel, bias, other, relu, *how = args
     y, dim = convolution_of_members(members, dims[:3], x, kernel, bias, *how)
     if dim == 0:
         image, rows = in_rows(y), y.shape[:2]
@@ -138,35 +124,29 @@ def fused_kernel(
     other: Tensor | None,
     members: int,
     relu: bool,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
+    *how: list[int],
 ) -> Tensor:
-    """Runs the kernel on x ``[B, (M C), H, W]`` and kernels ``[(M K), C, ...]``. Returns ``[B, (M K), ...]``, channels last."""
+    """Runs the kernel on x ``[B, (M C), H, W]`` and kernels ``[(M K), C, ...]``. Returns ``[B, (M K), ...]``, channels last.
+
+    `how` is stride, padding and dilation.
+    """
     from multitudes.engine.kernels.fused_kernel import run
 
     last: Any = {"memory_format": torch.channels_last}
-    y = _result(x, kernel, bias, other, members, relu, stride, padding, dilation)
+    y = _result(x, kernel, *how)
     other = None if other is None else other.contiguous(**last)
-    run(x.contiguous(**last), kernel.contiguous(**last), bias, other, y, members, relu, stride, padding, dilation)
+    run(x.contiguous(**last), kernel.contiguous(**last), bias, other, y, members, relu, *how)
     return y
 
 
-torch.library.impl(_library, "fused_kernel", "CUDA")(fused_kernel)
-
-
-@torch.library.register_fake("multitudes::fused_kernel", lib=_library)  # type: ignore[untyped-decorator]
-def _result(
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    members: int,
-    relu: bool,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
+def _result(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+    """Makes the empty result, with channels last."""
     sides = zip(x.shape[2:], kernel.shape[2:], stride, padding, dilation, strict=True)
     image = [(size + 2 * pad - step * (side - 1) - 1) // by + 1 for size, side, by, pad, step in sides]
     return torch.empty((x.shape[0], kernel.shape[0], *image), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+torch.library.impl(_library, "fused_kernel", "CUDA")(fused_kernel)
+torch.library.register_fake(
+    "multitudes::fused_kernel", lambda x, kernel, bias, other, members, relu, *how: _result(x, kernel, *how), lib=_library
+)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
 from multitudes.engine.kernels.convolution import convolution, convolution_of_members
-from multitudes.engine.kernels.fused import fused, fused_of_members
+from multitudes.engine.kernels.fused import FUSED, fused, fused_of_members
 from multitudes.engine.kernels.layers import (
     attention,
     attention_of_members,
@@ -38,8 +38,6 @@ from multitudes.engine.kernels.ways import HALF
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
 SINGLE = (torch.float32,)
-
-FUSED = torch.ops.multitudes.fused.default
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-import multitudes.engine.kernels.fused  # noqa: F401  (defines the operator)
+from multitudes.engine.kernels.fused import FUSED
 
-FUSED = torch.ops.multitudes.fused.default
-DEFAULTS: tuple[Any, ...] = (None, 1, 0, 1, 1)
+DEFAULTS: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
 """Bias, stride, padding, dilation and groups, where a convolution is called without them."""
 
 
@@ -24,8 +23,7 @@ def fuse(graph: fx.Graph) -> int:
             last = after
         if (after := _only_user(last)) is not None and after.target is F.relu and after.args == (last,):
             last, relu = after, True
-        x, kernel, bias, stride, padding, dilation, groups = _arguments(node)
-        how = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        x, kernel, bias, *how = _arguments(node)
         with graph.inserting_before(last):
             new = graph.call_function(FUSED, (x, kernel, bias, other, relu, *how))
         new.meta = last.meta
@@ -36,11 +34,6 @@ def fuse(graph: fx.Graph) -> int:
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
     return (*node.args, *DEFAULTS[len(node.args) - 2 :])
-
-
-def _pair(value: Any) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 2 if len(values) == 1 else values
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
