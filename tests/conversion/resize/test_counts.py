@@ -57,6 +57,35 @@ def test_rows_that_are_looked_up_stay() -> None:
     assert ens.get_parameter("body.weight").shape == (4, 32, 16)
 
 
+class Scaled(nn.Embedding):
+    """A table that multiplies its rows by a number that it holds, as Gemma's."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__(words, width)
+        self.register_buffer("scale", torch.tensor(width**0.5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * self.scale
+
+
+class ScaledWords(nn.Module):
+    """Words by such a table."""
+
+    def __init__(self, words: int = 50, width: int = 32) -> None:
+        super().__init__()
+        self.words, self.width = words, width
+        self.table, self.head = Scaled(words, width), nn.Linear(width, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).mean(1).tanh())
+
+
+def test_a_table_may_hold_a_number() -> None:
+    ens = mt.ensemble(ScaledWords(), mt.Packed(members=4, alpha=2), torch.randint(50, (3, 6)), seed=0)
+    assert ens.get_parameter("table.weight").shape == (4, 50, 16)
+    assert torch.allclose(ens.member(0).get_buffer("table.scale"), torch.tensor(4.0))
+
+
 class Latents(nn.Module):
     """32 learned latents read the input."""
 

@@ -29,7 +29,8 @@ def changed_tables(structure: Structure, new: nn.Module) -> Iterator[str]:
     tensors = dict(named_tensors(new))
     for name, table in named_tensors(structure.model):
         layer = owning_module(name)
-        if name in structure.tables or isinstance(structure.model.get_submodule(layer), TABLES):
+        held = name in structure.tables or isinstance(structure.model.get_submodule(layer), TABLES)
+        if held and table.ndim:  # a table may hold a number too, by which its rows are multiplied
             rows, now = len(table), len(tensors[name])
             if rows != now:
                 yield f"{layer or name} would have {now} rows instead of {rows}, but their number is no width"
