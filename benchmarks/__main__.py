@@ -10,7 +10,7 @@ import torch
 from benchmarks import page
 from benchmarks.speed import METHODS, NETWORKS, PRECISIONS, run
 
-THEIRS = ["tu_packed", "tu_packed_gamma2", "tu_masksembles", "tu_batchensemble"]
+THEIRS = ["package", "tu_packed", "tu_packed_gamma2", "tu_masksembles", "tu_batchensemble"]
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 128, 1024])
     parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=list(PRECISIONS))
     parser.add_argument("--modes", nargs="+", default=["infer", "train"], choices=["infer", "train"])
-    parser.add_argument("--compiled", nargs="+", type=lambda text: text == "yes", default=[False], help="yes, no or both")
+    parser.add_argument("--compiled", nargs="+", choices=["no", "yes", "graphs"], default=["no"], help="graphs: CUDA graphs")
     parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each contender of a cell")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--tune", action="store_true", help="let ens.tune(x) choose")

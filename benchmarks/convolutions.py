@@ -25,7 +25,7 @@ SHAPES = [
 """Channels in and out of one member, kernel size, stride, image size."""
 
 
-WIDTHS = (32, 34, 40, 48, 64, 68, 80)
+WIDTHS = (32, 34, 40, 48, 64, 68, 72, 80, 136, 144, 273, 280, 288)
 """Channels of a convolution; 34 and 68 are those of Masksembles with S = 2."""
 
 

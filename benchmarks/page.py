@@ -25,6 +25,8 @@ NAMES = {
 }  # fmt: skip
 """What contenders are called on the page."""
 
+HOW = {"no": "eager", "yes": "compiled", "graphs": "compiled, CUDA graphs"}
+
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "wideresnet28_10": "WideResNet-28-10", "vit": "ViT", "mlp": "MLP"}
 
 
@@ -45,7 +47,7 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _line(row: dict[str, Any]) -> str:
     what = "prediction" if row["mode"] == "infer" else "training step"
-    how = f"{row['precision']}, {'compiled' if row['compiled'] else 'eager'}"
+    how = f"{row['precision']}, {HOW[row['compiled']]}"
     ratio = "" if row.get("of_single") is None else f"{row['of_single']:.2f}"
     memory = "" if row.get("peak_mib") is None else f"{row['peak_mib']:,.0f}"
     cells = (NETWORKS[row["network"]], what, row["batch"], how, NAMES[row["contender"]], f"{row['ms']:.1f}", ratio)

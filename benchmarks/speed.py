@@ -9,6 +9,8 @@ torch-uncertainty 0.13 on the path its networks run beside ours, and without it 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
 import itertools
 import json
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes import models
+from multitudes.shell.census.timm_networks import declare_operators
 
 MEMBERS = 4
 PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -50,9 +53,8 @@ METHODS: dict[str, mt.Method] = {
     "mcdropout": mt.MCDropout(members=MEMBERS, p=0.1),
     "multihead": mt.MultiHead(members=MEMBERS),
 }
-COMPACT = {"masksembles_compact": "masksembles", "mimo_compact": "mimo"}
-FROZEN = "_frozen"
-"""What follows the name of a method whose ensemble is frozen."""
+COMPACT, FROZEN, IN_TURN = "_compact", "_frozen", "_in_turn"
+"""What follows the name of a method whose ensemble is compacted, frozen, or taken apart into networks that run in turn."""
 
 
 @dataclass
@@ -68,28 +70,44 @@ class Contender:
     compile_seconds: float = 0.0
 
 
+def compiled_as(module: nn.Module, how: str) -> Any:
+    """Returns the module itself ("no"), compiled ("yes"), or compiled with CUDA graphs ("graphs")."""
+    if how == "no":
+        return module
+    return torch.compile(module, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
+
+
 def _whole(y: Tensor, count: int) -> Tensor:
     return y.repeat(count)
 
 
-def ours(name: str, make: Callable[..., nn.Module], x: Tensor, compiled: bool, tune: str) -> Contender:
-    """Makes a contender of this library."""
-    compact, frozen = name in COMPACT, name.endswith(FROZEN)
-    method = METHODS[COMPACT.get(name, name.removesuffix(FROZEN))]
+@functools.cache
+def converted(network: str, method: str) -> mt.Ensemble:
+    """Converts a network of the grid on the CPU, once for all cells."""
+    make, shape = NETWORKS[network]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ens = mt.ensemble(make, method, x[:2].cpu(), seed=0).to(x.device)
-        if x.ndim == 4 and x.device.type == "cuda":
-            ens = ens.to(memory_format=torch.channels_last)
-        if compact or frozen:
-            ens = ens.eval().compact().eval() if compact else ens.eval().freeze()
-            if x.ndim == 4 and x.device.type == "cuda":
-                ens = ens.to(memory_format=torch.channels_last)
+        return mt.ensemble(make, METHODS[method], torch.randn(2, *shape), seed=0)
+
+
+def ours(name: str, network: str, x: Tensor, compiled: str, tune: str) -> Contender:
+    """Makes a contender of this library: a method's name, and perhaps `COMPACT`, then `FROZEN` or `IN_TURN`."""
+    compact, frozen, in_turn = COMPACT in name, FROZEN in name, IN_TURN in name
+    made = converted(network, name.replace(COMPACT, "").replace(FROZEN, "").replace(IN_TURN, ""))
+    ens = copy.deepcopy(made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ens = ens.eval().compact() if compact else ens
+        if in_turn:
+            return _in_turn(name, ens, x, compiled)
+        ens = _moved(ens, x)
+        ens = _moved(ens.eval().freeze(), x) if frozen else ens
         if tune:
             with precision(x.device.type, tune):
                 ens.tune(x)
-    prepared = ens.batch(x, torch.zeros(len(x), dtype=torch.long, device=x.device)) if not (compact or frozen) else None
-    run: Any = torch.compile(ens, dynamic=False) if compiled else ens
+    trains = not (compact or frozen)
+    prepared = ens.batch(x, torch.zeros(len(x), dtype=torch.long, device=x.device)) if trains else None
+    run: Any = compiled_as(ens, compiled)
 
     def predict(x: Tensor) -> Tensor:
         return run(x).flatten(0, 1)
@@ -104,18 +122,47 @@ def ours(name: str, make: Callable[..., nn.Module], x: Tensor, compiled: bool, t
             return run(*prepared.inputs, **prepared.kwargs).flatten(0, 1), y
         return run(x).flatten(0, 1), _whole(y, ens.members)
 
-    return Contender(name, ens, predict, None if compact or frozen else outputs)
+    return Contender(name, ens, predict, outputs if trains else None)
 
 
-def single(make: Callable[..., nn.Module], device: str, compiled: bool, images: bool) -> Contender:
+def _moved(module: Any, x: Tensor) -> Any:
+    """Moves a module to the device of x; on a GPU images have channels last."""
+    module = module.to(x.device)
+    return module.to(memory_format=torch.channels_last) if x.ndim == 4 and x.is_cuda else module
+
+
+def _in_turn(name: str, ens: mt.Ensemble, x: Tensor, compiled: str) -> Contender:
+    """Makes the plain members of an ensemble, which run in turn."""
+    nets = nn.ModuleList(_moved(ens.member(m), x) for m in range(ens.members))
+    runs: list[Any] = [compiled_as(net, compiled) for net in nets]
+    return Contender(name, nets, lambda x: torch.cat([run(x) for run in runs]), None)
+
+
+def package(make: Callable[..., nn.Module], x: Tensor, compiled: str) -> Contender | None:
+    """Makes a network with layers of the `masksembles` package before its convolutions; None if it is not installed."""
+    try:
+        from masksembles.torch import Masksembles2D
+    except Exception:
+        return None
+    net = make()
+    for name, part in list(net.named_modules()):
+        if isinstance(part, nn.Conv2d) and part.in_channels > 3:
+            masked = nn.Sequential(Masksembles2D(part.in_channels, MEMBERS, 2.0), part)
+            net.get_submodule(name.rpartition(".")[0]).__setattr__(name.rpartition(".")[2], masked)
+    net = _moved(net, x)
+    run: Any = compiled_as(net, compiled)
+    return Contender("package", net, lambda x: run(x.repeat(MEMBERS, 1, 1, 1)), lambda x, y: (run(x), y))
+
+
+def single(make: Callable[..., nn.Module], device: str, compiled: str, images: bool) -> Contender:
     """Makes one network."""
     net = make().to(device)
     net = net.to(memory_format=torch.channels_last) if images and device == "cuda" else net
-    run: Any = torch.compile(net, dynamic=False) if compiled else net
+    run: Any = compiled_as(net, compiled)
     return Contender("single", net, run, lambda x, y: (run(x), y))
 
 
-def looped(make: Callable[..., nn.Module], device: str, compiled: bool, images: bool) -> Contender:
+def looped(make: Callable[..., nn.Module], device: str, compiled: str, images: bool) -> Contender:
     """Makes M networks that run in turn."""
     nets = [single(make, device, compiled, images) for _ in range(MEMBERS)]
     module = nn.ModuleList(net.module for net in nets)
@@ -126,9 +173,10 @@ def looped(make: Callable[..., nn.Module], device: str, compiled: bool, images: 
     return Contender("looped", module, predict, lambda x, y: (predict(x), _whole(y, MEMBERS)))
 
 
-def theirs(name: str, network: str, device: str, compiled: bool) -> Contender | None:
+def theirs(name: str, network: str, device: str, compiled: str) -> Contender | None:
     """Makes a contender of torch-uncertainty; None if it is not installed or has no such network."""
     try:
+        declare_operators()
         from torch_uncertainty.models import classification as peer
     except Exception:
         return None
@@ -154,7 +202,7 @@ def theirs(name: str, network: str, device: str, compiled: bool) -> Contender | 
         return None
     net = makers[name]().to(device)
     net = net.to(memory_format=torch.channels_last) if device == "cuda" else net
-    run: Any = torch.compile(net, dynamic=False) if compiled else net
+    run: Any = compiled_as(net, compiled)
 
     def outputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = run(x)
@@ -224,7 +272,7 @@ def measure(calls: dict[str, Callable[[], None]], device: str, seconds: float) -
 
 
 def cell(
-    network: str, names: list[str], batch: int, mode: str, device: str, how: str, compiled: bool, seconds: float, tune: bool
+    network: str, names: list[str], batch: int, mode: str, device: str, how: str, compiled: str, seconds: float, tune: bool
 ) -> list[dict[str, Any]]:
     """Measures all contenders of one cell. Returns one row for each."""
     make, shape = NETWORKS[network]
@@ -236,7 +284,7 @@ def cell(
     calls: dict[str, Callable[[], None]] = {}
     rows = []
     for name in names:
-        torch._dynamo.reset() if compiled else None
+        torch._dynamo.reset() if compiled != "no" else None
         try:
             if name == "single":
                 contender: Contender | None = single(make, device, compiled, images)
@@ -244,8 +292,10 @@ def cell(
                 contender = looped(make, device, compiled, images)
             elif name.startswith("tu_"):
                 contender = theirs(name, network, device, compiled)
+            elif name == "package":
+                contender = package(make, x, compiled) if images else None
             else:
-                contender = ours(name, make, x, compiled, how if tune else "")
+                contender = ours(name, network, x, compiled, how if tune else "")
             if contender is None or (mode == "train" and contender.outputs is None):
                 continue
             contender.module.train(mode == "train") if mode == "train" else contender.module.eval()
@@ -311,9 +361,9 @@ def run(arguments: Any) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"rows": rows}, indent=1))
         shown = "  ".join(f"{r['contender']} {r['ms']:.2f} ({r['of_single']})" for r in found if "ms" in r)
-        kind = "compiled" if compiled else "eager"
+        kind = {"no": "eager", "yes": "compiled", "graphs": "CUDA graphs"}[compiled]
         print(f"{network} {mode} {batch} {how} {kind} [{time.perf_counter() - start:.0f} s]: {shown}", flush=True)
-        if compiled:
+        if compiled != "no":
             print(
                 "    first call s: " + "  ".join(f"{r['contender']} {r['first_call_s']}" for r in found if "ms" in r),
                 flush=True,

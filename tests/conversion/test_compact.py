@@ -18,8 +18,9 @@ from torch.export import Dim
 from zoo import ZOO, refusal
 
 import multitudes as mt
+from multitudes.conversion import compact
 from multitudes.conversion.anatomy.structure import observe
-from multitudes.conversion.compact import links
+from multitudes.conversion.compact import _kept, links
 from multitudes.conversion.cut_layers import CutLayer
 from multitudes.engine import tree
 from multitudes.models import MLP, resnet18, resnet50
@@ -124,6 +125,27 @@ def test_the_papers_networks(build: Callable[[], nn.Module], stem: float, ratio:
     counts = ens.compact().plan.counts
     assert ens.plan.counts.multiply_adds / counts.base_multiply_adds == pytest.approx(4 - 3 * stem, abs=0.01)
     assert counts.multiply_adds / counts.base_multiply_adds + 3 * stem == pytest.approx(ratio, abs=0.006)
+
+
+@pytest.mark.parametrize(("channels", "ones", "count"), [(64, 34, 40), (64, 32, 32), (64, 62, 64), (60, 58, 60), (40, 20, 20)])
+def test_on_a_gpu_wide_layers_keep_a_multiple_of_eight_channels(channels: int, ones: int, count: int) -> None:
+    """Those that the mask keeps are among them, in order; the others that fill up have zero weights."""
+    mask = torch.zeros(channels).index_fill(0, torch.randperm(channels)[:ones], 1)
+    kept = _kept(mask, align=True)
+    assert len(kept) == len(set(kept.tolist())) == count and bool((kept.diff() > 0).all())
+    assert set(mask.nonzero().flatten().tolist()) <= set(kept.tolist())
+    assert torch.equal(_kept(mask, align=False), mask.nonzero().flatten())
+
+
+def test_more_channels_than_the_mask_keeps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "_kept", lambda mask, align: _kept(mask, align=True))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 24, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    net(IMAGES)
+    ens = mt.ensemble(net, mt.Masksembles(members=4, scale=2.0), IMAGES).eval()
+    thin = ens.compact()
+    assert thin.get_parameter("2.weight").shape[2] == 40
+    torch.testing.assert_close(thin(IMAGES), ens(IMAGES))
 
 
 class Between(nn.Module):

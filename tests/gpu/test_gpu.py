@@ -259,6 +259,7 @@ class TestAutocast:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's exporter, at its first import
 class TestFrozen:
     @pytest.mark.parametrize("compiled", [False, True])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -46,3 +46,31 @@ def test_the_kernel_is_the_convolution_with_what_follows() -> None:
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.strip() == "equal"
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from multitudes.engine.kernels.fused_kernel import _kernel, tiles
+
+for channels, out, side, added in ((32, 128, 1, True), (40, 256, 1, True), (64, 64, 3, False)):
+    tall, wide, deep, warps, stages = tiles(channels, out, side * side)
+    fixed = dict(M=4, C=channels, K=out, R=side, S=side, STRIDE_R=1, STRIDE_S=1, PAD_R=side // 2, PAD_S=side // 2, STEP_R=1,
+                 STEP_S=1, HAS_BIAS=True, HAS_OTHER=added, RELU=True, BM=tall, BN=wide, BK=deep, EARLY=side == 1)
+    names = _kernel.arg_names
+    kinds = {n: "constexpr" if n in fixed else "*bf16" if n in ("x", "kernel", "bias", "other", "y") else "i32" for n in names}
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in fixed}
+    source = ASTSource(_kernel, kinds, {(names.index(name),): value for name, value in fixed.items()}, aligned)
+    program = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+    text = program.asm["ptx"]
+    assert "wgmma" in text and "st.global.v4" in text, "products by the matrix units, and 16 bytes in one store"
+print("compiled")
+"""
+
+
+def test_the_kernel_compiles_for_a_gpu() -> None:
+    """For Hopper, which needs no GPU: the interpreter takes programs that the compiler refuses."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.strip() == "compiled"

@@ -56,6 +56,9 @@ NORM_NODES = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 BINARY = ("Add", "Sub", "Mul", "Div")
 """Names of the autograd nodes of operations that work channel by channel, for all values."""
 
+ALIGNED, WIDE = 8, 32
+"""On a GPU layers of at least `WIDE` channels keep a multiple of `ALIGNED`: others are computed several times as slowly."""
+
 UNCUT = "keeps all its channels, with masks multiplied into its weights: "
 
 
@@ -78,7 +81,7 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
     for name, mask in masks.items():
         layer = members[0].get_submodule(name)
         if cuttable(layer):
-            kept = torch.stack([row.nonzero().flatten() for row in mask])
+            kept = torch.stack([_kept(row, align=before and mask.is_cuda) for row in mask])
             link = next((link for link in chain if name == (link.target if before else link.source)), None)
             cut = _cheapest(ChannelCut(name, kept, before, link), ensemble.template, members[0], once)
             cuts.append(comparison.with_constants(cut))
@@ -104,6 +107,17 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
             f"{type(ensemble.method).__name__} cannot be compacted, since outputs would change: use the ensemble as it is"
         )
     return compact
+
+
+def _kept(mask: Tensor, align: bool) -> Tensor:
+    """Returns the channels that a mask keeps; with `align` as many as a multiple of `ALIGNED`, if there are `WIDE`.
+
+    Those that fill up are dropped ones, whose weights are zero.
+    """
+    ones = int(mask.count_nonzero())
+    count = min(len(mask), -(-ones // ALIGNED) * ALIGNED) if align and ones >= WIDE else ones
+    order = mask.bool().to(torch.uint8).argsort(descending=True, stable=True)  # kept channels first
+    return order[:count].sort().values
 
 
 def _why_uncut(layer: nn.Module) -> str:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from multitudes.conversion.anatomy.known_layers import CONVOLUTIONS, TRANSPOSED, channel_axis, product_of, without_norm
 from multitudes.conversion.anatomy.structure import own_tensors
 from multitudes.engine.converted import converted_class
+from multitudes.engine.kernels.select import select_channels
 from multitudes.engine.modules import as_same_kind, detached_copy, owning_module
 
 ADDED = ("reads", "places", "keeps")
@@ -183,11 +184,11 @@ class CutLayer:
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Gathers input channels, runs the thin layer, and spreads its output channels."""
         axis, (reads, places, keeps) = channel_axis(self), map(self._buffers.get, ADDED)
-        x = input if reads is None else input.index_select(axis, reads)
+        x = input if reads is None else select_channels(input, axis, reads)
         y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
         if keeps is not None:
             return y * keeps.to(y.dtype).view(-1, *(1 for _ in range(-axis - 1)))
-        return y if places is None else y.index_select(axis, places)
+        return y if places is None else select_channels(y, axis, places)
 
 
 def _as_cut_layer(layer: nn.Module) -> None:

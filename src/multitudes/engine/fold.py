@@ -30,6 +30,9 @@ from multitudes.engine.state import SEEDS, Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
+FEW_MEMBERS = 8
+"""Up to so many members, `of_rows` looks at all of them."""
+
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, on M times the rows. Shape: ``[M, B, ...]``."""
@@ -63,7 +66,20 @@ def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
 
     Every layer must accept member tensors with one entry per row, ``[B, ...]``.
     """
-    return call(engine, {name: t[members.to(t.device)] for name, t in _member_tensors(engine)}, inputs)[0]
+    places = members.to(_device(engine))
+    return call(engine, {name: of_rows(t, places) for name, t in _member_tensors(engine)}, inputs)[0]
+
+
+def of_rows(tensor: Tensor, members: Tensor) -> Tensor:
+    """Returns each row's entry of ``[M, ...]``; `members` ``[B]`` names the member of each row. Shape: ``[B, ...]``.
+
+    The gradient of an index is added up entry by entry. A compiled program for few members looks at all entries and leaves out
+    those of other members: the gradient is then one sum, without launches of its own.
+    """
+    if not (torch.compiler.is_compiling() and tensor.requires_grad) or len(tensor) > FEW_MEMBERS:
+        return tensor[members]
+    own = members == torch.arange(len(tensor), device=members.device).unsqueeze(1)
+    return torch.where(own.view(*own.shape, *(1,) * (tensor.ndim - 1)), tensor.unsqueeze(1), 0).sum(0)
 
 
 def _tensors_per_row(engine: Engine, count: int) -> dict[str, Tensor]:

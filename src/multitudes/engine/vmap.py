@@ -32,7 +32,10 @@ from multitudes.errors import RunError
 MEMORY = {"cpu": 2**29}
 """Memory limit, in bytes, for the members that run at once in eval mode; chunk= overrides it. On a CPU more would be slower."""
 DEVICE_MEMORY = 4 * 2**30
-"""The same limit for devices that are not in `MEMORY`."""
+"""The same limit for devices that are not in `MEMORY`; a GPU's is a quarter of its memory if that is more."""
+
+KEPT_FOR_GRADIENTS = 8
+"""How many times as much memory members need if gradients can be asked for: all activations are kept, and not just a few."""
 
 SLOW = "There is a performance drop because we have not yet implemented the batching rule"
 """torch's warning of an operation that vmap runs member by member."""
@@ -89,7 +92,16 @@ def chunk_of(engine: Engine, inputs: Inputs) -> int:
     needed = engine.input_bytes * sum(tensor.numel() for tensor in tensors)
     if engine.template.training or not needed or torch.compiler.is_compiling():
         return engine.members
-    return max(1, min(engine.members, int(MEMORY.get(tensors[0].device.type, DEVICE_MEMORY) / needed)))
+    device = tensors[0].device
+    if device.type != "cpu" and not torch.is_grad_enabled():
+        needed /= KEPT_FOR_GRADIENTS
+    return max(1, min(engine.members, int(_memory(device) / needed)))
+
+
+def _memory(device: torch.device) -> int:
+    """Returns the memory limit of a device, in bytes."""
+    limit = MEMORY.get(device.type, DEVICE_MEMORY)
+    return max(limit, torch.cuda.get_device_properties(device).total_memory // 4) if device.type == "cuda" else limit
 
 
 def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:

@@ -191,15 +191,13 @@ class ScaledProduct(Scaled):
         """Whether to multiply the factors into the weights rather than into inputs and outputs.
 
         In training it spares the first layer the gradient of its inputs, which factors of inputs would need: in a convolution
-        of few channels that gradient costs more than all the rest. In prediction it pays if all members have the same input,
-        which is larger than the weights.
+        of few channels that gradient costs more than all the rest. In prediction it pays if a member's input is larger than
+        the weights; an exported graph is for any number of rows, and does not ask.
         """
         if torch.is_grad_enabled():
             return not input.requires_grad
-        if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(input):
-            return False
         layer: Any = self
-        return layer.weight.numel() <= input.numel()
+        return not torch.compiler.is_exporting() and bool(layer.weight.numel() <= input.numel())
 
     def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with the factors multiplied into its weights."""

@@ -14,7 +14,9 @@ from zoo import FIVE, ZOO, refusal
 
 import multitudes as mt
 from multitudes.engine.kernels.fused import FUSED
-from multitudes.files.export.freeze import FrozenNetwork
+from multitudes.files.export.freeze import FrozenNetwork, graph_module
+from multitudes.files.export.fuse import read_all_channels
+from multitudes.files.export.trace import MemberGraph, trace_member
 
 PAIRS = [
     (name, case)
@@ -195,3 +197,36 @@ def test_what_is_fused() -> None:
     assert [node.target for node in graph.nodes].count(F.relu) == 2
     with torch.no_grad():
         torch.testing.assert_close(frozen(x), ens(x))
+
+
+class Bottleneck(nn.Module):
+    """A 1 × 1 convolution and a 3 × 3 one beside a residual: both read selected channels of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.thin, self.wide, self.head = nn.Conv2d(32, 16, 1), nn.Conv2d(16, 32, 1), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = x + self.mix(x).relu()
+        return self.head((x + self.wide(self.thin(x).relu())).mean((2, 3)))
+
+
+def test_on_a_gpu_selections_of_channels_become_zero_weights() -> None:
+    """A 1 × 1 convolution that reads selected channels reads all of them instead; its outputs are the same."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 3, 8, 8)
+    ens = mt.ensemble(Bottleneck(), mt.Masksembles(members=4, scale=2.0), x, seed=0).eval().compact()
+    graph = trace_member(ens, mt.Inputs(x), None)
+    assert read_all_channels(graph) == 1
+    assert graph.tensors["p_module_thin_weight"].shape[2] == 32
+    with torch.no_grad():
+        torch.testing.assert_close(run_members(graph_module(graph), graph, x), ens(x))
+
+
+def run_members(module: nn.Module, graph: MemberGraph, x: Tensor) -> Tensor:
+    """Runs a member's graph with the tensors of each member in turn."""
+    every = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    each = [{n: t[m] if n in graph.owned else t for n, t in every.items()} for m in range(graph.members)]
+    return torch.stack([torch.func.functional_call(module, mine, (x,)) for mine in each])

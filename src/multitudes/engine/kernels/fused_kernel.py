@@ -6,8 +6,6 @@ since channels of members lie beside each other in memory.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,13 +16,13 @@ TILE = 8192
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(
-    x: Any, kernel: Any, bias: Any, other: Any, y: Any, pixels: Any, height: Any, width: Any, rows_out: Any, columns_out: Any,
+def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations, and knows no others than constexpr
+    x, kernel, bias, other, y, pixels, height, width, rows_out, columns_out,
     M: tl.constexpr, C: tl.constexpr, K: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE_R: tl.constexpr, STRIDE_S: tl.constexpr, PAD_R: tl.constexpr, PAD_S: tl.constexpr,
     STEP_R: tl.constexpr, STEP_S: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OTHER: tl.constexpr, RELU: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-) -> None:  # fmt: skip
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     tiles: tl.constexpr = (K + BN - 1) // BN
     blocks: tl.constexpr = (C + BK - 1) // BK
     program = tl.program_id(0)
@@ -36,6 +34,10 @@ def _kernel(
     image = pixel // (columns_out * rows_out)
     within = tl.arange(0, BK)
     own = kernel + member * (K * R * S * C)
+    target = pixel.to(tl.int64)[:, None] * (M * K) + member * K + out[None, :]
+    valid = (pixel < pixels)[:, None] & (out < K)[None, :]
+    if HAS_OTHER and EARLY:
+        added = tl.load(other + target, mask=valid, other=0.0)
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(R * S * blocks):
         place, block = step // blocks, step % blocks
@@ -51,11 +53,11 @@ def _kernel(
             other=0.0,
         )
         total = tl.dot(a, b, total)
-    target = pixel.to(tl.int64)[:, None] * (M * K) + member * K + out[None, :]
-    valid = (pixel < pixels)[:, None] & (out < K)[None, :]
     if HAS_BIAS:
         total += tl.load(bias + member * K + out, mask=out < K, other=0.0).to(tl.float32)[None, :]
-    if HAS_OTHER:
+    if HAS_OTHER and EARLY:
+        total += added.to(tl.float32)
+    elif HAS_OTHER:
         total += tl.load(other + target, mask=valid, other=0.0).to(tl.float32)
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -76,9 +78,7 @@ def run(
 ) -> None:
     """Writes the result of `fused.fused_kernel` into y. All images and the kernel are dense with channels last."""
     channels, out = kernel.shape[1], kernel.shape[0] // members
-    wide = min(128, max(16, triton.next_power_of_2(out)))
-    tall = min(256, max(16, TILE // wide))
-    deep = 16 if channels <= 16 else 32 if channels < 64 else 64
+    tall, wide, deep, warps, stages = tiles(channels, out, kernel.shape[2] * kernel.shape[3])
     pixels = x.shape[0] * y.shape[2] * y.shape[3]
     if not pixels:
         return
@@ -88,5 +88,14 @@ def run(
             x, kernel, x if bias is None else bias, x if other is None else other, y,
             pixels, x.shape[2], x.shape[3], y.shape[2], y.shape[3],
             members, channels, out, kernel.shape[2], kernel.shape[3], *stride, *padding, *dilation,
-            bias is not None, other is not None, relu, tall, wide, deep, num_warps=4, num_stages=3,
+            bias is not None, other is not None, relu, tall, wide, deep, kernel.shape[2] * kernel.shape[3] == 1,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
+
+
+def tiles(channels: int, out: int, places: int) -> tuple[int, int, int, int, int]:
+    """Returns pixels, output channels and input channels of a tile, warps, and stages, for a kernel of so many places."""
+    wide = min(128, max(16, triton.next_power_of_2(out)))
+    tall = min(256, max(16, TILE // wide))
+    deep = 16 if channels <= 16 else 32 if channels < 64 else 64
+    return tall, wide, deep, 4, 3

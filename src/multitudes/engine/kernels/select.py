@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from multitudes.engine.kernels.convolution import beside, by_member, channels_last, run_under_vmap, second
 
@@ -21,6 +22,14 @@ _library.define("index_select(Tensor x, int axis, Tensor index) -> Tensor")
 @torch.library.impl(_library, "index_select", "CompositeImplicitAutograd")
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """Selects by one index; under vmap `index_select_of_members` takes its place."""
+    return x.index_select(axis, index)
+
+
+def select_channels(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Selects channels of one network, which stay last if they were: `index_select` alone would put them first."""
+    images = x.ndim == 4 and axis in (1, -3)
+    if images and not functorch.is_functorch_wrapped_tensor(x) and x.stride(1) == 1 and x.shape[1] > 1:
+        return x.movedim(1, -1).index_select(-1, index).movedim(-1, 1)
     return x.index_select(axis, index)
 
 

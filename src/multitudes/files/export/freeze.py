@@ -1,7 +1,7 @@
 """freeze: an ensemble for prediction whose network is the traced graph of a member, with BatchNorm folded.
 
-The graph has no modules and no norms, so a call has less to do, most of all for few rows. All executors run it as they run the
-network that it was made from.
+The graph has no modules and no norms, so a call has less to do, most of all for few rows. Images have channels last. All
+executors run it as they run the network that it was made from.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor, fx, nn
 
 from multitudes.conversion.plan import Plan
 from multitudes.engine.inputs import Inputs, axes, fresh_inputs, take_rows
+from multitudes.engine.kernels.fused import FUSED
+from multitudes.engine.kernels.select import select_channels
 from multitudes.engine.loop import run_loop
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
 from multitudes.engine.proof.outcome import restored
@@ -26,7 +28,7 @@ from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.files.export.compaction import compacted
 from multitudes.files.export.factors import fold_factors
-from multitudes.files.export.fuse import fuse
+from multitudes.files.export.fuse import fuse, read_all_channels
 from multitudes.files.export.members import IGNORED
 from multitudes.files.export.norms import NORM, fold_norms, name_of
 from multitudes.files.export.trace import MemberGraph, trace_member
@@ -50,6 +52,8 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     norms = fold_norms(graph)
     fold_factors(graph, merge=False)
     device = next((tensor.device for tensor in inputs.tensors()), torch.device("cpu"))
+    if device.type == "cuda":
+        read_all_channels(graph)
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk)
@@ -67,7 +71,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
         engine, used.method, task=used.task, seed=used.seed, base=used.base, plan=_plan(used.plan, engine, norms), compact=True
     )
     new.calibrator, new.class_axis, new.is_frozen = ensemble.calibrator, ensemble.class_axis, True
-    return new.eval()
+    return new.eval().to(memory_format=torch.channels_last) if template.channels_last else new.eval()
 
 
 class FrozenNetwork(nn.Module):
@@ -76,6 +80,7 @@ class FrozenNetwork(nn.Module):
     def __init__(self, graph: MemberGraph, inputs: Inputs, batch_axis: Any) -> None:
         super().__init__()
         self.graph = graph_module(graph)
+        self.channels_last = any(node.target is FUSED for node in self.graph.graph.nodes)
         self.read = [bool(name) for name in graph.inputs]
         self.sizes = [
             tuple(None if at == axis else size for at, size in enumerate(tensor.shape))
@@ -94,7 +99,11 @@ class FrozenNetwork(nn.Module):
                     f"this ensemble is frozen for inputs [{wanted}], not {list(tensor.shape)}: freeze the original ensemble "
                     "with such an input, ens.freeze(x)"
                 )
-        return self.graph(*[tensor for tensor, read in zip(tensors, self.read, strict=True) if read])
+        images = [self.channels_last and tensor.ndim == 4 for tensor in tensors]
+        given = [
+            t.contiguous(memory_format=torch.channels_last) if image else t for t, image in zip(tensors, images, strict=True)
+        ]
+        return self.graph(*[tensor for tensor, read in zip(given, self.read, strict=True) if read])
 
 
 def graph_module(graph: MemberGraph) -> fx.GraphModule:
@@ -125,7 +134,7 @@ _FUNCTIONS: dict[str, Any] = {
     "conv1d": F.conv1d, "conv2d": F.conv2d, "conv3d": F.conv3d, "linear": F.linear, "relu": F.relu, "matmul": torch.matmul,
     "scaled_dot_product_attention": F.scaled_dot_product_attention, "add": torch.add, "mul": torch.mul, "gelu": F.gelu,
     "silu": F.silu, "hardswish": F.hardswish, "max_pool2d": F.max_pool2d, "avg_pool2d": F.avg_pool2d,
-    "adaptive_avg_pool2d": F.adaptive_avg_pool2d, "index_select": torch.index_select, "view": torch.reshape,
+    "adaptive_avg_pool2d": F.adaptive_avg_pool2d, "index_select": select_channels, "view": torch.reshape,
 }  # fmt: skip
 """Functions of torch that take the arguments of an operation of a graph, by its name. Vmap has rules for them; `reshape` also
 takes images whose channels come last."""

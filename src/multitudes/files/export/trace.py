@@ -84,10 +84,14 @@ def traced(module: nn.Module, inputs: Inputs, batch_axis: Any, what: str) -> Exp
 
 
 def trace_member(ensemble: Ensemble, inputs: Inputs, output: str | None) -> MemberGraph:
-    """Traces the network of one member on a call. `inputs` must have at least two rows."""
+    """Traces the network of one member on a call. `inputs` must have at least two rows.
+
+    It is traced on the CPU: on a GPU some versions of torch fix the number of rows.
+    """
     engine = ensemble.engine
     whole = {**dict(named_tensors(ensemble.template))}
-    one = detached_copy(ensemble.template, {n: t[0] for n, t in whole.items() if n in engine.owned}).eval()
+    one = detached_copy(ensemble.template, {n: t[0] for n, t in whole.items() if n in engine.owned}).eval().cpu()
+    inputs = inputs.refill([tensor.cpu() for tensor in inputs.tensors()])
     names = {id(tensor): name for name, tensor in named_tensors(one)}
     program = traced(_Called(one, inputs, output), inputs, engine.batch_axis, f"the {type(ensemble.base).__name__}")
     with quiet():
