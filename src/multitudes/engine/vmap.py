@@ -57,7 +57,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     with guard, attention, together, coupled, padding, _without_autocast(together, inputs):
         whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
-        parts = [_run_chunk(engine, inputs, per_member, at, size, together) for at in range(0, engine.members, size)]
+        parts = [_run_chunk(engine, inputs, per_member, together, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
     if counts:  # in place, so that all members get them
         buffers = engine.buffers()
@@ -111,7 +111,7 @@ def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
 
 
 def _run_chunk(
-    engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int, together: Together
+    engine: Engine, inputs: Inputs, per_member: bool, together: Together, at: int, size: int
 ) -> tuple[Tree, dict[str, Tensor]]:
     """Runs `size` members from `at` on, or those left. Returns outputs, and new values of counters common to all members."""
     size = min(size, engine.members - at)
@@ -210,7 +210,7 @@ def over_places(
         with shortcuts(parts, members):
             outputs = run(*tensors)
         with torch._C.DisableTorchFunction():
-            return tuple(members.stacked(tensor) for tensor in outputs)
+            return members.results(outputs)
     finally:
         together.members = None
         functorch._vmap_decrement_nesting()

@@ -85,12 +85,23 @@ class Members:
         """Wraps the tensors of members in an argument, also in lists, tuples and dicts."""
         if isinstance(value, Tensor):
             place = self.place(value)
-            return value if place is None else functorch._add_batch_dim(*self.by_axis(value, place), self.level)
+            if place is not None:
+                return functorch._add_batch_dim(*self.by_axis(value, place), self.level)
+            if self._hides_members(value):
+                raise RunError("a transform of torch.func in forward was given a tensor of members that vmap has not wrapped")
+            return value
         if type(value) in (list, tuple):
             return type(value)([self.wrapped(one) for one in value])
         if type(value) is dict:
             return {key: self.wrapped(one) for key, one in value.items()}
         return value
+
+    def _hides_members(self, tensor: Tensor) -> bool:
+        """Whether a transform inside forward has wrapped a plain tensor of members, which it takes for one of a single member."""
+        inner = tensor
+        while functorch.is_functorch_wrapped_tensor(inner) and functorch.maybe_get_level(inner) > self.level:
+            inner = functorch.get_unwrapped(inner)
+        return inner is not tensor and self.place(inner) is not None
 
     def wrapped_for(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Wraps the arguments of a function without a rule. Refuses one that changes what a tensor of members is."""
@@ -98,11 +109,15 @@ class Members:
             raise RunError(f"{func.__name__} on a tensor of members changes more than its values")
         return self.wrapped(args), self.wrapped(kwargs)
 
-    def stacked(self, tensor: Tensor) -> Tensor:
-        """Returns a result of the network with members first, ``[M, ...]``."""
+    def results(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Returns the results of the network with members first, ``[M, ...]``, and without notes."""
+        results = tuple([self._stacked(tensor) for tensor in tensors])
+        for tensor in results:
+            vars(tensor).pop("multitudes_place", None)
+        return results
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
         place = self.place(tensor)
         if place is None:
             return functorch._remove_batch_dim(tensor, self.level, self.count, 0)
-        if id(tensor) not in self.given:
-            del tensor.multitudes_place  # type: ignore[attr-defined]
         return tensor if place == FIRST else tensor.unflatten(1, (self.count, -1)).movedim(1, 0)
