@@ -198,8 +198,10 @@ class Engine:
     def common_counts(self, but: Sequence[nn.Module] = ()) -> dict[str, Tensor]:
         """Returns copies of the buffers in `uniform` (counters and index tables) without the member axis, by name.
 
-        Counters of batches are left out in eval mode, where nothing reads or writes them, and so are those of the modules `but`.
+        Counters of batches are left out in eval mode, where nothing reads or writes them; those of the modules `but` always.
         """
+        if not self.uniform and not self.versions:
+            return {}
         buffers = self.buffers()
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
@@ -211,7 +213,7 @@ class Engine:
             names = {name for name in names if not name.endswith("num_batches_tracked")}
         left_out = {id(part._buffers) for part in but}
         names = {name for name in names if id(self.buffer_places[name][0]) not in left_out} if but else names
-        return {name: buffers[name][0].clone() for name in buffers if name in names}
+        return {name: buffers[name][0].clone() for name in buffers if name in names} if names else {}
 
     def adopt(self, trial: Engine) -> None:
         """Takes over the traits and proofs of a trial engine with fewer members."""

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
-from multitudes.engine.kernels import Members, Together, counts_by_members, shortcuts
+from multitudes.engine.kernels import Members, Together, counts_by_members, taking_shortcuts
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call, write_mark
@@ -34,7 +34,7 @@ MEMORY = {"cpu": 2**29}
 DEVICE_MEMORY = 4 * 2**30
 """The same limit for devices that are not in `MEMORY`."""
 
-KINDS = (Tensor, nn.Parameter, nn.Buffer)
+KINDS = {Tensor, nn.Parameter}
 """Types of tensors on which notes can be made; subclasses have ways of their own."""
 
 SLOW = "There is a performance drop because we have not yet implemented the batching rule"
@@ -164,11 +164,11 @@ def _run_chunk(
 
 
 def _stay_plain(engine: Engine, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of members stay plain ones (`kernels/places.py`): not in a compiled call, nor inside other transforms of torch.func."""
+    """Whether tensors of members stay plain (`kernels/places.py`): not in compiled calls, nor in transforms of torch.func."""
     if torch.compiler.is_compiling() or functorch.maybe_current_level() is not None:
         return False
     mode = "train" if engine.template.training else "eval"
-    return mode not in engine.traits.wrapped and all(type(tensor) in KINDS for tensor in tensors)
+    return mode not in engine.traits.wrapped and {type(tensor) for tensor in tensors} <= KINDS
 
 
 def over_members(
@@ -207,7 +207,7 @@ def over_places(
     level = functorch._vmap_increment_nesting(size, randomness)
     together.members = members = Members(size, level, tensors, together.dtype)
     try:
-        with shortcuts(parts, members):
+        with taking_shortcuts(parts, members):
             outputs = run(*tensors)
         with torch._C.DisableTorchFunction():
             return members.results(outputs)

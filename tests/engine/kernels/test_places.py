@@ -52,7 +52,7 @@ def in_place(net: Any, y: Tensor) -> Tensor:
     kept, view = y, y[:, 1:3]
     y = y * 1.5
     y[:, 1] = 0.5
-    y.clamp_(max=0.7).mul_(2).add_(kept)
+    y.neg_().mul_(2).add_(kept)
     view.mul_(3)
     y -= kept.add_(view.mean())
     return F.relu(y + kept, inplace=True)

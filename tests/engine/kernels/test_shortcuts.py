@@ -1,4 +1,4 @@
-"""Shortcuts of modules: which layers take them, that their results are the modules' own, and that modules are left as they were."""
+"""Shortcuts of modules: which layers take them, that results are the modules' own, and that modules are left as they were."""
 
 from __future__ import annotations
 

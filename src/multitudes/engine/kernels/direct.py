@@ -86,6 +86,11 @@ def kind(members: Members, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return func(*args, **kwargs)
 
 
+def _reads(*names: str) -> list[Any]:
+    """Returns the functions by which modes see that attributes of a tensor are read."""
+    return [getattr(Tensor, name).__get__ for name in names]
+
+
 _ELEMENTWISE = [
     *NAMES, torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, F.tanh, F.leaky_relu, F.elu, F.selu, F.celu,
     F.relu6, F.hardtanh, F.hardsigmoid, F.mish, F.softsign, torch.abs, Tensor.abs, torch.neg, Tensor.neg, Tensor.__neg__,
@@ -94,7 +99,7 @@ _ELEMENTWISE = [
 ]  # fmt: skip
 
 _KINDS = [
-    Tensor.dtype.__get__, Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.requires_grad.__get__, Tensor.layout.__get__,
+    *_reads("dtype", "device", "is_cuda", "requires_grad", "layout"),
     Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex,
 ]  # fmt: skip
 
@@ -104,8 +109,8 @@ DIRECT: dict[Any, Direct] = {
     **dict.fromkeys([Tensor.view, Tensor.reshape], viewed),
     **dict.fromkeys([torch.mean, Tensor.mean], averaged),
     F.adaptive_avg_pool2d: pooled,
-    **dict.fromkeys([Tensor.shape.__get__, Tensor.size], shape),
-    **dict.fromkeys([Tensor.ndim.__get__, Tensor.dim, Tensor.ndimension], ndim),
+    **dict.fromkeys([*_reads("shape"), Tensor.size], shape),
+    **dict.fromkeys([*_reads("ndim"), Tensor.dim, Tensor.ndimension], ndim),
     **dict.fromkeys(_KINDS, kind),
 }
 """Functions by what runs them."""

@@ -1,8 +1,8 @@
 """Places: where members lie in a plain tensor.
 
-vmap wraps every tensor of members, and each layer would unwrap it and wrap its result: in Python that takes as long as the layer.
-So while vmap runs a network without a compiler, the tensors of members are plain ones, and a note on each says where members lie
-in it. Layers with rules of our own read the note. What has no rule gets wrapped tensors, as it would under vmap.
+vmap wraps every tensor of members, and each layer unwraps it and wraps its result: in Python that takes as long as the layer.
+So while vmap runs a network without a compiler, the tensors of members are plain ones, with a note of where members lie in
+them. Layers with rules of our own read the note. Functions without a rule get wrapped tensors, as vmap would give them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Members:
         return value
 
     def _hides_members(self, tensor: Tensor) -> bool:
-        """Whether a transform inside forward has wrapped a plain tensor of members, which it takes for one of a single member."""
+        """Whether a transform inside forward has wrapped a plain tensor of members, and takes it for one of a single member."""
         inner = tensor
         while functorch.is_functorch_wrapped_tensor(inner) and functorch.maybe_get_level(inner) > self.level:
             inner = functorch.get_unwrapped(inner)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
 from multitudes.engine.kernels.convolution import convolution, convolution_of_members
+from multitudes.engine.kernels.direct import DIRECT
 from multitudes.engine.kernels.fused import FUSED, fused, fused_of_members
 from multitudes.engine.kernels.layers import (
     attention,
@@ -28,7 +29,6 @@ from multitudes.engine.kernels.layers import (
     linear,
     linear_of_members,
 )
-from multitudes.engine.kernels.direct import DIRECT
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
 from multitudes.engine.kernels.places import Members
 from multitudes.engine.kernels.pointwise import NAMES, on_images
@@ -254,7 +254,7 @@ def _max_pool(
         return F.max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
     how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2), _numbers(dilation, 2))
     if len(_shape(members, input)) != 4:
-        return max_pool2d(*_wrapped(members, input), *how, ceil_mode)
+        return max_pool2d(_wrapped(members, input)[0], *how, ceil_mode)
     args = (input, *how, ceil_mode)
     return _run(members, "max_pool2d", args)
 
@@ -272,7 +272,7 @@ def _average_windows(
     how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2))
     args = (*how, ceil_mode, count_include_pad, divisor_override)
     if len(_shape(members, input)) != 4:
-        return avg_pool2d(*_wrapped(members, input), *args)
+        return avg_pool2d(_wrapped(members, input)[0], *args)
     return _run(members, "avg_pool2d", (input, *args))
 
 

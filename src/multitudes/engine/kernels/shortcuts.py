@@ -1,8 +1,8 @@
 """Shortcuts: convolutions and BatchNorm of all members, in the place of their modules' forward.
 
-A module of torch calls a function, torch asks the mode, and the mode finds the rule: for a small layer that takes as long as its
-arithmetic. During a call of all members, modules of the types below run their layer at once. For anything but images whose
-channels lie beside each other, they run their own forward.
+A module of torch calls a function, torch asks the mode, and the mode finds the rule: that takes as long as a small layer.
+During a call of all members, modules of the types below run their layer at once. For anything but images whose channels lie
+beside each other, they run their own forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multitudes.engine.kernels.ways import is_grouped
 
 
 @contextlib.contextmanager
-def shortcuts(parts: Iterable[nn.Module], members: Members) -> Iterator[None]:
+def taking_shortcuts(parts: Iterable[nn.Module], members: Members) -> Iterator[None]:
     """Replaces the forward of convolutions and BatchNorm layers whose tensors all have members, in a with-block."""
     taken = []
     if torch._C._len_torch_function_stack() == 1:  # another mode than ours must see every function
@@ -37,7 +37,7 @@ def shortcuts(parts: Iterable[nn.Module], members: Members) -> Iterator[None]:
 def _is_plain(part: Any, members: Members) -> bool:
     """Whether a module has the forward and the settings of its type, and each of its tensors has members."""
     tensors = (*part._parameters.values(), *part._buffers.values())
-    if "forward" in vars(part) or not all([tensor is None or id(tensor) in members.given for tensor in tensors]):
+    if "forward" in vars(part) or not {id(tensor) for tensor in tensors if tensor is not None} <= members.given.keys():
         return False
     if type(part) in NORMS:
         return counts_by_members(part) and part.track_running_stats == (part._buffers["running_mean"] is not None)
@@ -45,12 +45,12 @@ def _is_plain(part: Any, members: Members) -> bool:
 
 
 def counts_by_members(part: Any) -> bool:
-    """Whether a module counts batches and never reads the count, so that the counters of all members can be counted up at once."""
+    """Whether a module counts batches and never reads the count: the counters of all members can be raised at once."""
     return type(part) in NORMS and part.momentum is not None
 
 
 def _convolve(function: Callable[..., Tensor], layer: Any, members: Members, input: Tensor) -> Tensor:
-    """Runs the convolution of a module: of images beside each other, or of one that is common to members."""
+    """Runs the convolution of a module on images beside each other, if grouped is the way to run it."""
     with torch._C.DisableTorchFunction():
         weight, bias = layer._parameters["weight"], layer._parameters["bias"]
         if type(input) is Tensor and members.place(input) == BESIDE and input.ndim == weight.ndim - 1:
@@ -72,9 +72,10 @@ def _norm(axes: tuple[int, ...], layer: Any, members: Members, input: Tensor) ->
         if placed and not (by_batch and input.numel() == input.shape[1]):  # torch refuses one value per channel
             if training and (count := kept["num_batches_tracked"]) is not None:
                 count.add_(1)
-            flat = [None if t is None else t.view(-1) for t in (own["weight"], own["bias"], mean, variance)]
-            enabled = torch.backends.cudnn.enabled
-            return members.put(torch.batch_norm(input, *flat, by_batch, layer.momentum, layer.eps, enabled), BESIDE)
+            tensors = (own["weight"], own["bias"], mean, variance)
+            weight, bias, mean, variance = [None if tensor is None else tensor.view(-1) for tensor in tensors]
+            how = by_batch, layer.momentum, layer.eps, torch.backends.cudnn.enabled
+            return members.put(torch.batch_norm(input, weight, bias, mean, variance, *how), BESIDE)
     return type(layer).forward(layer, input)
 
 
