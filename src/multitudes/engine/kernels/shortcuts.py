@@ -1,8 +1,8 @@
 """Shortcuts: convolutions and BatchNorm of all members, in the place of their modules' forward.
 
 A module of torch calls a function, torch asks the mode, and the mode finds the rule: that takes as long as a small layer.
-During a call of all members, modules of the types below run their layer at once. For anything but images whose channels lie
-beside each other, they run their own forward.
+During a call of all members, modules of the types below run their layer at once. For anything but a common image, or images
+whose channels lie beside each other, they run their own forward.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
 
 from multitudes.engine.kernels.places import BESIDE, Members
 from multitudes.engine.kernels.ways import is_grouped
@@ -49,16 +50,24 @@ def counts_by_members(part: Any) -> bool:
     return type(part) in NORMS and part.momentum is not None
 
 
+def _groups(members: Members, x: Tensor) -> int:
+    """Returns the groups of a convolution of members: one if they read a common image; 0 if they lie in another place."""
+    place = members.place(x)
+    if place is None:
+        return 0 if functorch.is_functorch_wrapped_tensor(x) else 1
+    return members.count if place == BESIDE else 0
+
+
 def _convolve(function: Callable[..., Tensor], layer: Any, members: Members, input: Tensor) -> Tensor:
-    """Runs the convolution of a module on images beside each other, if grouped is the way to run it."""
+    """Runs the convolution of a module on a common image, or on images beside each other if grouped is the way to run them."""
     with torch._C.DisableTorchFunction():
         weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-        if type(input) is Tensor and members.place(input) == BESIDE and input.ndim == weight.ndim - 1:
-            x, kernel = members.lowered(input), members.lowered(weight.flatten(0, 1))
-            how = layer.stride, layer.padding, layer.dilation
-            if is_grouped(x, members.count, weight, *how):
+        if type(input) is Tensor and input.ndim == weight.ndim - 1 and (groups := _groups(members, input)):
+            x, how = members.lowered(input), (layer.stride, layer.padding, layer.dilation)
+            if groups == 1 or is_grouped(x, groups, weight, *how):
+                kernel = members.lowered(weight.flatten(0, 1))
                 bias = None if bias is None else members.lowered(bias.flatten())
-                return members.put(function(x, kernel, bias, *how, members.count), BESIDE)
+                return members.put(function(x, kernel, bias, *how, groups), BESIDE)
     return type(layer).forward(layer, input)
 
 
