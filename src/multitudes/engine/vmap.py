@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
-from multitudes.engine.kernels import Members, Together, counts_by_members, taking_shortcuts
+from multitudes.engine.kernels import Members, Together, counts_by_members, most_take_shortcuts, taking_shortcuts
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call, write_mark
@@ -164,8 +164,13 @@ def _run_chunk(
 
 
 def _stay_plain(engine: Engine, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of members stay plain (`kernels/places.py`): not in compiled calls, nor in transforms of torch.func."""
+    """Whether tensors of members stay plain (`kernels/places.py`): not in compiled calls, nor in transforms of torch.func.
+
+    It pays where members own all layers, and most of these are convolutions and BatchNorm.
+    """
     if torch.compiler.is_compiling() or functorch.maybe_current_level() is not None:
+        return False
+    if engine.shares or not most_take_shortcuts(engine.parts):
         return False
     mode = "train" if engine.template.training else "eval"
     return mode not in engine.traits.wrapped and {type(tensor) for tensor in tensors} <= KINDS

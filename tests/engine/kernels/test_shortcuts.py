@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import multitudes as mt
-from multitudes.engine.kernels import counts_by_members
+from multitudes.engine.kernels import counts_by_members, most_take_shortcuts
 
 
 class Own(nn.Conv2d):
@@ -113,6 +113,13 @@ def test_one_value_per_channel_is_refused_as_torch_does() -> None:
     ens = mt.ensemble(net, mt.Deep(members=M), x).train()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         answer(ens, "vmap", x[:1, :, :1, :1])
+
+
+def test_networks_with_few_convolutions_do_without() -> None:
+    """A patch embedding before linear layers is too little; activations and pools do not count."""
+    few = nn.Sequential(nn.Conv2d(2, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    many = nn.Sequential(nn.Conv2d(2, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
+    assert [most_take_shortcuts(net.modules()) for net in (few, many, nn.ReLU())] == [False, True, False]
 
 
 def test_which_counters_are_counted_at_once() -> None:

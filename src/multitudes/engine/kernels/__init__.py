@@ -5,6 +5,6 @@
 
 from multitudes.engine.kernels.places import Members
 from multitudes.engine.kernels.rules import Together
-from multitudes.engine.kernels.shortcuts import counts_by_members, taking_shortcuts
+from multitudes.engine.kernels.shortcuts import counts_by_members, most_take_shortcuts, taking_shortcuts
 
-__all__ = ["Members", "Together", "counts_by_members", "taking_shortcuts"]
+__all__ = ["Members", "Together", "counts_by_members", "most_take_shortcuts", "taking_shortcuts"]

@@ -45,6 +45,12 @@ def _is_plain(part: Any, members: Members) -> bool:
     return part.groups == 1 and part.padding_mode == "zeros" and type(part.padding) is tuple
 
 
+def most_take_shortcuts(parts: Iterable[nn.Module]) -> bool:
+    """Whether at least half of the layers may take shortcuts. In other networks, tensors that are wrapped once cost less."""
+    layers = [type(part) in FORWARDS for part in parts if part._parameters]
+    return 2 * sum(layers) >= len(layers) > 0
+
+
 def counts_by_members(part: Any) -> bool:
     """Whether a module counts batches and never reads the count: the counters of all members can be raised at once."""
     return type(part) in NORMS and part.momentum is not None
