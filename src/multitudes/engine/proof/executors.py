@@ -231,14 +231,16 @@ def _prove_per_member(trial: Trial, engine: Engine) -> None:
 def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[str]) -> set[str]:
     """Returns the executors that agree with the loop when each member has its own inputs.
 
-    In training, shared norms are taken out of the network: with these the loop gives another result.
+    In training, shared norms are taken out of the network: with these the loop gives another result. Training proves the
+    gradients of a large network, and eval mode with common inputs has proved them there, so it runs forward.
     """
+    backward = mode == "train" or not trial.large or not trial.trains_apart
     norms = trial.engine.shared_norms if mode == "train" else frozenset()
 
     def run(name: str) -> Outcome:
         twin = trial.copy()
         with without_modules(twin.template, norms):
-            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode)
+            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode, backward)
 
     def agrees(name: str, loop: Outcome) -> bool:
         with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, named_tensors
-from multitudes.engine.proof.outcome import gradients_of, restored
+from multitudes.engine.proof.outcome import gradients_of, restored, without_backward
 from multitudes.engine.state import MODES, Engine
 
 Executor = Callable[..., Any]
@@ -93,9 +93,12 @@ def repeats_afresh(engine: Engine, inputs: Inputs, mode: str, executor: Executor
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int, gradients: bool = False) -> list[Tensor]:
-    with restored(engine.template, mode, seed), torch.set_grad_enabled(gradients), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
-        return tree.tensors(executor(engine, fresh_inputs(inputs)))
+    def run() -> list[Tensor]:
+        with restored(engine.template, mode, seed), torch.set_grad_enabled(gradients), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
+            return [tensor.detach() for tensor in tree.tensors(executor(engine, fresh_inputs(inputs)))]
+
+    return without_backward(run) if gradients else run()
 
 
 def _leak_by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
