@@ -147,7 +147,10 @@ def _changed(engine: Engine, m: int, how: str) -> Iterator[None]:
     stored = [t.clone() for t in tensors]
     try:
         for t in tensors:
-            t.copy_(torch.full_like(t, torch.nan) if how == "NaN" else t.flip(tuple(range(t.ndim))) * 1.01 + 0.01)
+            if how == "NaN":
+                t.fill_(torch.nan)
+            else:
+                t.copy_(t.flip(tuple(range(t.ndim))).mul_(1.01).add_(0.01))  # in place: tensors may be as large as the network
         yield
     finally:
         for t, values in zip(tensors, stored, strict=True):
