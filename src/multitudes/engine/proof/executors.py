@@ -392,7 +392,7 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
         return f"aten::{repeating[0]} would draw the same noise for all members"
     if engine.members == 1:
         return None
-    expected, values = (run_executor(how, equal, inputs, mode).values for how in (run_loop, executor))
+    expected, values = (run_executor(how, equal, inputs, mode, backward=False).values for how in (run_loop, executor))
     for a, b in zip(expected, values, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
@@ -407,7 +407,7 @@ def _small(zeros: Tensor) -> Tensor:
 
 
 def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
-    """Returns the names of the operations of one pass."""
+    """Returns the names of the operations of one forward pass."""
     names: list[str] = []
 
     class Names(Listening):
@@ -416,7 +416,7 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
             return func(*args, **(kwargs or {}))
 
     with Names():
-        run_executor(run_loop, engine, inputs, mode)
+        run_executor(run_loop, engine, inputs, mode, backward=False)
     return names
 
 

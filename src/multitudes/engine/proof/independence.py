@@ -27,11 +27,12 @@ Executor = Callable[..., Any]
 
 
 def leaks(
-    engine: Engine, inputs: Inputs, name: str, executor: Executor, modes: Sequence[str] = MODES
+    engine: Engine, inputs: Inputs, name: str, executor: Executor, modes: Sequence[str] = MODES, large: bool = False
 ) -> Iterator[tuple[str, str | None]]:
     """Tests whether one member affects another: by gradients, NaN and perturbation, in each mode.
 
-    Yields the name of each test, and the leak that it found or None.
+    Of a `large` network the first member alone is set to NaN, and the last alone perturbed, as `quick_leaks` does. Yields the
+    name of each test, and the leak that it found or None.
     """
     if name == "loop":
         executor = functools.partial(executor, seed=0)  # the amount of noise that a member draws may depend on its values
@@ -55,7 +56,9 @@ def leaks(
         if not all(torch.equal(a, b) for a, b in zip(before, other, strict=True)):
             continue  # noise drawn for all members together: outputs cannot be compared
         for how in ("NaN", "perturbation"):
-            found = [_leak_by_change(engine, inputs, mode, executor, how, before, m) for m in (0, engine.members - 1)]
+            both = (0, engine.members - 1)
+            changed = both if not large else both[:1] if how == "NaN" else both[1:]
+            found = [_leak_by_change(engine, inputs, mode, executor, how, before, m) for m in changed]
             yield f"{how}, {name}, {mode}", next(filter(None, found), None)
 
 

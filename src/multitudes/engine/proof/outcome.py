@@ -227,10 +227,13 @@ def with_randomness(outcome: Outcome, engine: Engine, inputs: Inputs, mode: str)
 
     Noise on a branch whose last factor starts at zero shows in gradients alone.
     """
-    other = run_executor(run_loop, engine, inputs, mode, backward=outcome.drew and bool(outcome.gradients), seed=1)
+    other = run_executor(run_loop, engine, inputs, mode, backward=False, seed=1)
     same = all(_same_draw(a, b) for a, b in zip(other.values, outcome.values, strict=True))
-    both = other.gradients.keys() & outcome.gradients.keys()
-    return replace(outcome, random=not (same and all(_same_draw(other.gradients[n], outcome.gradients[n]) for n in both)))
+    if same and outcome.drew and outcome.gradients:
+        other = run_executor(run_loop, engine, inputs, mode, seed=1)
+        both = other.gradients.keys() & outcome.gradients.keys()
+        same = all(_same_draw(other.gradients[n], outcome.gradients[n]) for n in both)
+    return replace(outcome, random=not same)
 
 
 def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:

@@ -288,7 +288,7 @@ class Trial:
         if self.large and not loop.random:
             tried = quick_leaks(self.copy, self.inputs, mode, loop.values)
         else:
-            tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode])
+            tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode], self.large)
         for name, leak in tried:
             if leak:
                 raise RunError(f"members are not independent ({name}): {leak}. {self._stored(mode)}")
