@@ -6,7 +6,8 @@ double precision decides where outcomes differ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -248,14 +249,11 @@ class Trial:
             return tree.stack(outputs)
 
         norms = [(n, norm) for n, norm in batch_norms(twin.template).items() if n in twin.shared_norms]
-        draws = {n: twin.template.get_buffer(n) for n in drawn_names(twin.template)}
-        versions = {n: draw._version for n, draw in draws.items()}
         handles = [norm.register_forward_pre_hook(lambda _, args, n=n: look(n, args)) for n, norm in norms]
-        outcome = self._run(run, twin, self.inputs, mode)
+        with _only_read(twin.template, written):
+            outcome = self._run(run, twin, self.inputs, mode)
         for handle in handles:
             handle.remove()
-        if drawn := sorted(n for n, draw in draws.items() if n in written or draw._version != versions[n]):
-            raise DrawWritten(f"forward writes into {listed(drawn)}, which holds draws: read draws in forward, and make them in draw()")
         if replay.disabled and twin.owned:
             coupled |= twin.shared_norms
         self.engine.traits = replace(
@@ -399,6 +397,21 @@ def trains_as_in_eval(copy: Callable[[], Engine], inputs: Inputs, evaluation: Ou
 
 class DrawWritten(RunError):
     """Raised when forward writes into draws, whose memory all trial runs share."""
+
+
+@contextlib.contextmanager
+def _only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
+    """Raises DrawWritten after a with-block that writes into draws, or puts others in their place (`replaced`)."""
+    draws = {name: template.get_buffer(name) for name in drawn_names(template)}
+    versions = {name: draw._version for name, draw in draws.items()}
+    try:
+        yield
+    finally:  # backward fails on what was written, and says less
+        written = sorted(n for n, draw in draws.items() if n in replaced or draw._version != versions[n])
+        if written:
+            raise DrawWritten(
+                f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
+            )
 
 
 class SharedWrite(RunError):
