@@ -97,10 +97,10 @@ def ours(name: str, network: str, x: Tensor, compiled: str, tune: str) -> Conten
     ens = copy.deepcopy(made)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ens = ens.eval().compact() if compact else ens
         if in_turn:
             return _in_turn(name, ens, x, compiled)
         ens = _moved(ens, x)
+        ens = _moved(ens.eval().compact(), x) if compact else ens
         ens = _moved(ens.eval().freeze(), x) if frozen else ens
         if tune:
             with precision(x.device.type, tune):

@@ -8,7 +8,9 @@ from engine.separate import B, M
 from torch import nn
 
 import multitudes as mt
+from multitudes.engine import EXECUTORS, run_fold
 from multitudes.engine.choose import choose, draws_in_trunk, is_exporting, vmap_is_right
+from multitudes.engine.run import FEW_BYTES
 
 
 def headed() -> mt.Ensemble:
@@ -39,6 +41,43 @@ def test_vmap_gives_way() -> None:
     assert vmap_is_right(ens.engine, per_member=False)
     assert not vmap_is_right(ens.train().engine, per_member=False)
     assert not is_exporting()
+
+
+def test_fold_as_tuned_is_for_plain_calls() -> None:
+    """With inputs of each member's own, and with hooks, vmap or the loop runs."""
+    ens = headed().eval()
+    ens.engine.picked["eval"] = "fold"
+    assert choose(ens.engine) == "fold"
+    assert choose(ens.engine, per_member=True) != "fold"
+    handle = ens.template[0].register_forward_hook(lambda *_: None)  # type: ignore[index]
+    assert choose(ens.engine) == "loop"
+    handle.remove()
+    assert choose(ens.engine) == "fold"
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=3), mt.Masksembles(members=3)])
+def test_small_predictions_on_a_gpu_are_rows_of_one_network(method: mt.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless chunk= limits the members that run at once, or the ensemble was tuned."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 4))
+    ens, x = mt.ensemble(net, method, torch.randn(2, 3, 8, 8), seed=0).eval(), torch.randn(5, 3, 8, 8)
+    expected = ens(x)
+    folded: list[int] = []
+
+    def fold(*args: object, **kwargs: object) -> object:
+        folded.append(1)
+        return run_fold(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(EXECUTORS, "fold", fold)
+    monkeypatch.setattr(type(ens.engine), "device_type", "cuda")
+    torch.testing.assert_close(ens(x), expected)
+    assert folded
+    for setting, value in (("tuned", True), ("chunk", 2), ("input_bytes", float(FEW_BYTES))):
+        folded.clear()
+        before = getattr(ens.engine, setting)
+        setattr(ens.engine, setting, value)
+        torch.testing.assert_close(ens(x), expected)
+        assert not folded, setting
+        setattr(ens.engine, setting, before)
 
 
 def test_noise_in_a_trunk() -> None:

@@ -265,8 +265,7 @@ def _is_neutral(engine: Engine, inputs: Inputs, base: nn.Module, wide: bool) -> 
 
 def _gives(engine: Engine, inputs: Inputs, expected: list[Tensor]) -> bool:
     """Whether each member gives these outputs in eval mode."""
-    with restored(engine.template, "eval"), torch.enable_grad():  # as for the base: without gradients torch runs other code
-        outputs = [t.detach() for t in tree.tensors(EXECUTORS["loop"](engine, fresh_inputs(inputs)))]
+    outputs = run_executor(EXECUTORS["loop"], engine, inputs, "eval", backward=False).values  # with gradients, as for the base
     return all(close(a[m], b) for a, b in zip(outputs, expected, strict=True) for m in range(engine.members))
 
 

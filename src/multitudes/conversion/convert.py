@@ -16,7 +16,7 @@ from multitudes.conversion.check import self_check
 from multitudes.conversion.draft import UNUSED, Draft, make_draft
 from multitudes.conversion.last_operation import warn_of_last_operation
 from multitudes.conversion.plan import Plan
-from multitudes.conversion.prove import prove
+from multitudes.conversion.prove import prove, trains_by_rows
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
 from multitudes.engine.proof.executors import PER_MEMBER
@@ -154,14 +154,14 @@ def _check_outputs(draft: Draft, task: str) -> None:
 
 def _check_step(draft: Draft, ens: Ensemble) -> None:
     """Refuses a network that does not run if each row goes to one member or draw, where the method trains so."""
+    if not trains_by_rows(draft):  # known without draws, which may have the size of the network
+        return
     method, example = draft.method, fresh_inputs(draft.given.small.two_rows)
     generator = ens.generator.get_state()
     batch = ens.batch(example, torch.zeros(count_rows(example, draft.batch_axis)))
     ens.generator.set_state(generator)
     kwargs = dict(batch.kwargs)
-    rows, draws = kwargs.pop("rows", None), kwargs.pop("draws", None)
-    if rows is None:
-        return
+    rows, draws = kwargs.pop("rows"), kwargs.pop("draws", None)
     step("a training step by rows")
     call = Inputs(*batch.inputs, **kwargs)
     try:

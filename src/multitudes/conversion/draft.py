@@ -20,7 +20,7 @@ from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
 from multitudes.engine.call_form import packing, signature_of
 from multitudes.engine.converted import Formed
-from multitudes.engine.draws import set_draws
+from multitudes.engine.draws import set_draws, unwritten_names
 from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
@@ -118,16 +118,22 @@ class Draft:
     def stack(self, members: int, light: bool = False) -> Engine:
         """Builds an engine of `members` members: every tensor that belongs to members gets a member axis.
 
-        A `light` one, for a few runs, shares the memory of the other parameters with the given model.
+        A `light` one, for a few runs, shares the memory of the other parameters with the given model; one of a single member
+        shares that of all tensors but those that forward may write into.
         """
-        tensors = dict(named_tensors(self.network))
-        stacked = {n: t.new_empty((members, *t.shape)) for n, t in tensors.items() if n in self.owned | self.summed}
+        tensors, alone = dict(named_tensors(self.network)), light and members == 1
+        ours = {n: t for n, t in tensors.items() if n in self.owned | self.summed}
+        stacked = {n: t.detach().unsqueeze(0) if alone else t.new_empty((members, *t.shape)) for n, t in ours.items()}
         source = tensors
         for m in range(members) if stacked and not self.on_meta else ():
             if self.fresh or (m == 0 and not self.full_width):  # copies of a thin network are copies of its first member
                 network, rules = self.member(m)
                 source = dict(named_tensors(network))
                 self.rules.update(rules if m == 0 else {})
+            if alone:
+                unwritten = unwritten_names(self.network) | dict(self.network.named_parameters()).keys()
+                stacked = {n: (source[n] if n in unwritten else source[n].clone()).detach().unsqueeze(0) for n in stacked}
+                continue
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0
                 whole.detach()[m].copy_(source[name].detach() * share if name in self.summed else source[name].detach())
@@ -135,7 +141,7 @@ class Draft:
         for name, tensor in tensors.items():
             value = tensor.detach()
             if name in stacked:
-                value = in_layout(stacked[name].detach(), _format(tensor), True)
+                value = stacked[name] if alone else in_layout(stacked[name].detach(), _format(tensor), True)
             elif name not in notes and not (light and isinstance(tensor, nn.Parameter)):
                 value = value.clone()
             values[name] = as_same_kind(tensor, value)

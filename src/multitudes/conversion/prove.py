@@ -51,7 +51,7 @@ def prove(draft: Draft, engine: Engine) -> tuple[Plan, Engine]:
 
 def _with_executors(draft: Draft, engine: Engine) -> Engine:
     """Finds which executors work on a few members, and applies the result to `engine`. Returns the engine of those few."""
-    small, by_rows = draft.given.small, _trains_by_rows(draft)
+    small, by_rows = draft.given.small, trains_by_rows(draft)
     step("members to try")
     few = _few_members(draft, engine)
     try:
@@ -67,7 +67,7 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     return few
 
 
-def _trains_by_rows(draft: Draft) -> bool:
+def trains_by_rows(draft: Draft) -> bool:
     """Whether a training step of the method runs each row by one member."""
     inputs = fresh_inputs(draft.given.small.two_rows)
     rows = count_rows(inputs, draft.batch_axis)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.converted import check_names, convert_layer
 from multitudes.engine.inputs import Inputs, axes
-from multitudes.engine.modules import copy_with, join_name, registers_of
+from multitudes.engine.modules import copy_with, join_name, named_parts, note_names, registers_of
 from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
 from multitudes.errors import InputError
@@ -58,12 +58,17 @@ def add_seeds(network: nn.Module) -> None:
 
 def drawing_layers(network: nn.Module) -> Iterator[tuple[str, Drawing]]:
     """Yields the layers with draws, by name."""
-    return ((name, part) for name, part in network.named_modules() if isinstance(part, Drawing))
+    return ((name, part) for name, part in named_parts(network) if isinstance(part, Drawing))
 
 
 def drawn_names(network: nn.Module) -> frozenset[str]:
     """Returns the names of all buffers with draws."""
     return frozenset(join_name(name, key) for name, layer in drawing_layers(network) for key in layer.draws)
+
+
+def unwritten_names(network: nn.Module) -> frozenset[str]:
+    """Names the buffers that no forward writes into, draws and notes: copies for trial runs share their memory."""
+    return drawn_names(network) | note_names(network)
 
 
 def draw(network: nn.Module, seed: int) -> dict[str, Tensor]:
@@ -243,7 +248,7 @@ def redraw(engine: Engine) -> None:
     with torch.inference_mode(False):  # draws may be needed for gradients later
         for name, value in draw_all(engine.template, seeds.tolist()).items():
             for register, key in engine.registers[name] if name in engine.owned else ():
-                register[key] = value
+                register[key] = value.contiguous()  # a draw may be one number, seen in every place
     engine.refresh()
 
 

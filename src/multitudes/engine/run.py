@@ -28,6 +28,9 @@ from multitudes.engine.state import SEEDS
 from multitudes.engine.vmap import SLOW
 from multitudes.errors import InputError, RunError, listed
 
+FEW_BYTES = 2**31
+"""Activations of one member, in bytes, below which a GPU of today waits for its launches."""
+
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -41,10 +44,24 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     if engine.summed and per_member:
         return run_slots(engine, call)
     name = choose(engine, per_member)
+    if name == "vmap" and not per_member and _launches_count(engine, call) and takes_rows(engine):
+        name = "fold"
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)
     return EXECUTORS[name](engine, call, per_member)
+
+
+def _launches_count(engine: Engine, call: Inputs) -> bool:
+    """Whether a prediction on a GPU is so small that launching it takes longer than running it.
+
+    Layers that take a member for each row then run as fold, which launches what one network launches.
+    """
+    if engine.tuned or engine.chunk is not None or engine.device_type == "cpu":
+        return False
+    if engine.template.training or torch.compiler.is_compiling():
+        return False
+    return engine.input_bytes * sum(tensor.numel() for tensor in call.tensors()) < FEW_BYTES
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:

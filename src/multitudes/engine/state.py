@@ -92,6 +92,8 @@ class Engine:
     """Largest number of members to run at once; None means all."""
     input_bytes: float = 0.0
     """Bytes of memory that one member needs per entry of the input tensors; 0 if unknown."""
+    tuned: bool = False
+    """Whether `picked` was measured; else a call on a GPU may choose another executor by the number of its rows."""
     summed: frozenset[str] = frozenset()
     """Tensors with a member axis that layers sum over members (MIMO's first layers). With per_member=True vmap splits them."""
     traits: Traits = Traits()

@@ -35,6 +35,7 @@ from multitudes.conversion.anatomy.known_layers import (
 )
 from multitudes.conversion.anatomy.parameter_reads import Roles
 from multitudes.conversion.anatomy.structure import Structure
+from multitudes.engine.choose import is_exporting
 from multitudes.engine.converted import Formed, check_names, convert_layer
 from multitudes.engine.draws import bake_parameters, run_with
 from multitudes.engine.inputs import Inputs
@@ -197,7 +198,7 @@ class ScaledProduct(Scaled):
         if torch.is_grad_enabled():
             return not input.requires_grad
         layer: Any = self
-        return not torch.compiler.is_exporting() and bool(layer.weight.numel() <= input.numel())
+        return not is_exporting() and bool(layer.weight.numel() <= input.numel())
 
     def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with the factors multiplied into its weights."""

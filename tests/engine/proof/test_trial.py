@@ -15,8 +15,11 @@ from zoo import ZOO, refusal
 
 import multitudes as mt
 from multitudes.engine import EXECUTORS, run_vmap, tree
+from multitudes.engine.draws import run_with
 from multitudes.engine.proof import slots, smaller, trial
 from multitudes.engine.proof.executors import ALL, LATER, first_members
+from multitudes.engine.proof.outcome import run_plain, without_backward
+from multitudes.methods.dropconnect import Connected
 
 PAIRS = [
     (label, name)
@@ -268,3 +271,74 @@ def test_noise_of_training_says_nothing_of_eval_mode(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(slots, "doubled", lambda *given: doubled.append(given))
     ens = mt.ensemble(DropsPaths().float(), mt.MIMO(members=3), torch.randn(4, 6).float(), seed=0)
     assert ens.engine.traits.vmap_per_member and not doubled
+
+
+@pytest.mark.parametrize("written", ["in place", "replaced"])
+def test_a_forward_that_writes_into_draws_is_refused(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trial runs share the memory of draws, so what one run writes would be the next one's."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if written == "in place":
+            self.weight_mask.logical_not_()
+        else:
+            self.weight_mask = ~self.weight_mask
+        return run_with(self, self.weights(), super(Connected, self).forward, x)
+
+    net, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(B, 5)
+    monkeypatch.setattr(Connected, "forward", forward)
+    with pytest.raises(mt.ConversionError, match="which holds draws"):
+        mt.ensemble(net, mt.DropConnect(members=M), x)
+
+
+class Forces(nn.Module):
+    """Returns gradients of an energy, which forward computes, and counts its calls."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        Forces.calls += 1
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_a_network_that_computes_gradients_runs_again_if_nothing_was_kept() -> None:
+    """Runs without backward keep nothing for one; the outputs are those of a run that keeps all."""
+    net, x = Forces(), mt.Inputs(torch.randn(B, 5))
+    expected = run_plain(net, x).values[0]
+    Forces.calls = 0
+    assert torch.equal(run_plain(net, x, backward=False).values[0], expected)
+    assert Forces.calls == 2
+    ens = mt.ensemble(net, mt.Deep(members=M), x, task="regression")
+    assert_separate(ens, x.args[0], training=False)
+
+
+def test_nothing_is_kept_for_a_backward_that_does_not_run() -> None:
+    """An error of the network itself is no reason to run it again."""
+    kept: list[Any] = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            kept.append(ctx)
+            return x * 2
+
+    def run() -> Tensor:
+        return Keeps.apply(torch.ones(3, requires_grad=True))
+
+    without_backward(run)
+    with pytest.raises(RuntimeError, match="computes gradients"):
+        _ = kept[0].saved_tensors
+
+    def fail() -> None:
+        kept.append(None)
+        raise ValueError("of the network")
+
+    with pytest.raises(ValueError, match="of the network"):
+        without_backward(fail)
+    assert len(kept) == 2

@@ -48,7 +48,7 @@ def test_nothing_but_the_choice_changes(method: mt.Method) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_shorter_time_wins(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """In each mode apart, among the proven executors; fold is never timed, as it is used where its meaning is needed."""
+    """In each mode apart, among the proven executors; fold is not timed where it does not run each row by its member."""
     times, picked = {"loop": 2.0, "vmap": 1.0}, "vmap"
     asked = []
 
@@ -64,6 +64,27 @@ def test_the_shorter_time_wins(monkeypatch: pytest.MonkeyPatch, mode: str) -> No
     assert ens.engine.picked == {when: picked if when == mode else other for when in MODES}
     assert ens.train(mode == "train").executor == picked
     assert sorted(asked) == sorted((name, when) for name in ("loop", "vmap") for when in MODES)
+
+
+def test_fold_is_timed_where_layers_take_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval mode alone, and not if chunk= limits the members that run at once."""
+    asked: list[tuple[str, str]] = []
+
+    def clock(_: Any, name: str, __: Any, when: str, seconds: float) -> float:
+        asked.append((name, when))
+        return float(name != "fold")
+
+    monkeypatch.setattr(tuning, "_time", clock)
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(B, 4)
+    ens = mt.ensemble(net, mt.BatchEnsemble(members=M), x).eval()
+    expected = ens(x)
+    ens.tune(x)
+    assert ("fold", "eval") in asked and ("fold", "train") not in asked
+    assert ens.executor == "fold" and ens.engine.tuned
+    assert_same(ens(x), expected)
+    asked.clear()
+    mt.ensemble(net, mt.BatchEnsemble(members=M), x, chunk=2).tune(x)
+    assert not [name for name, _ in asked if name == "fold"]
 
 
 def test_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,11 @@ def test_gradients_of_factors_are_compared_with_the_slope_of_plain_members() -> 
     double, inputs = comparisons.in_double(made)
     double.__class__ = HalfFactors
     assert comparisons._slope(double, inputs, names, []) is not None
+    wrong = comparisons._gradients(double, inputs, True)
+    single = {name: gradient.float() for name, gradient in wrong.items()}
+    assert comparisons._slope(double, inputs, names, [], known=single) is not None, "wrong in both precisions"
+    double.__class__ = Ensemble
+    assert comparisons._slope(double, inputs, names, [], known=single) is None, "double precision decides"
 
 
 def scaled(model: nn.Module, ensemble: Ensemble) -> None:

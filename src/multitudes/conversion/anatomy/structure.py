@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from multitudes.conversion.anatomy.graph import outputs_first, walk
 from multitudes.conversion.anatomy.parameter_reads import ParameterReads, Roles
 from multitudes.engine import tree
+from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, cast_advice, fresh_inputs
 from multitudes.engine.listening import Quick
 from multitudes.engine.modules import (
@@ -31,7 +32,6 @@ from multitudes.engine.modules import (
     light_copy,
     named_parts,
     named_tensors,
-    note_names,
     owning_module,
     tensors_of,
 )
@@ -326,10 +326,10 @@ def probe_of(structure: Structure) -> nn.Module:
 
     The parameters of all such copies share the memory of those that were observed: forward may write into them.
     """
-    values, notes = {}, note_names(structure.model)
+    values, unwritten = {}, unwritten_names(structure.model)
     for name, tensor in named_tensors(structure.model):
         value = structure.parameters.get(name)
-        own = tensor.detach() if name in notes else tensor.detach().clone()
+        own = tensor.detach() if value is not None or name in unwritten else tensor.detach().clone()
         values[name] = as_same_kind(tensor, own if value is None else value)
     return copy_with(structure.model, values).eval()
 

@@ -252,14 +252,16 @@ def _prove_per_member(trial: Trial, engine: Engine) -> None:
 def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[str]) -> set[str]:
     """Returns the executors that agree with the loop when each member has its own inputs.
 
-    In training, shared norms are taken out of the network: with these the loop gives another result.
+    In training, shared norms are taken out of the network: with these the loop gives another result. Training proves the
+    gradients of a large network, and eval mode with common inputs has proved them there, so it runs forward.
     """
+    backward = mode == "train" or not trial.large or not trial.trains_apart
     norms = trial.engine.shared_norms if mode == "train" else frozenset()
 
     def run(name: str) -> Outcome:
         twin = trial.copy()
         with without_modules(twin.template, norms):
-            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode)
+            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode, backward)
 
     def agrees(name: str, loop: Outcome) -> bool:
         with warnings.catch_warnings():
@@ -411,7 +413,7 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
         return f"aten::{repeating[0]} would draw the same noise for all members"
     if engine.members == 1:
         return None
-    expected, values = (run_executor(how, equal, inputs, mode).values for how in (run_loop, executor))
+    expected, values = (run_executor(how, equal, inputs, mode, backward=False).values for how in (run_loop, executor))
     for a, b in zip(expected, values, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
@@ -426,7 +428,7 @@ def _small(zeros: Tensor) -> Tensor:
 
 
 def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
-    """Returns the names of the operations of one pass."""
+    """Returns the names of the operations of one forward pass."""
     names: list[str] = []
 
     class Names(Listening):
@@ -435,7 +437,7 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
             return func(*args, **(kwargs or {}))
 
     with Names():
-        run_executor(run_loop, engine, inputs, mode)
+        run_executor(run_loop, engine, inputs, mode, backward=False)
     return names
 
 

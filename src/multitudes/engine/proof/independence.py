@@ -20,18 +20,19 @@ from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, named_tensors
-from multitudes.engine.proof.outcome import gradients_of, restored
+from multitudes.engine.proof.outcome import gradients_of, restored, without_backward
 from multitudes.engine.state import MODES, Engine
 
 Executor = Callable[..., Any]
 
 
 def leaks(
-    engine: Engine, inputs: Inputs, name: str, executor: Executor, modes: Sequence[str] = MODES
+    engine: Engine, inputs: Inputs, name: str, executor: Executor, modes: Sequence[str] = MODES, large: bool = False
 ) -> Iterator[tuple[str, str | None]]:
     """Tests whether one member affects another: by gradients, NaN and perturbation, in each mode.
 
-    Yields the name of each test, and the leak that it found or None.
+    Of a `large` network the first member alone is set to NaN, and the last alone perturbed, as `quick_leaks` does. Yields the
+    name of each test, and the leak that it found or None.
     """
     if name == "loop":
         executor = functools.partial(executor, seed=0)  # the amount of noise that a member draws may depend on its values
@@ -55,7 +56,9 @@ def leaks(
         if not all(torch.equal(a, b) for a, b in zip(before, other, strict=True)):
             continue  # noise drawn for all members together: outputs cannot be compared
         for how in ("NaN", "perturbation"):
-            found = [_leak_by_change(engine, inputs, mode, executor, how, before, m) for m in (0, engine.members - 1)]
+            both = (0, engine.members - 1)
+            changed = both if not large else both[:1] if how == "NaN" else both[1:]
+            found = [_leak_by_change(engine, inputs, mode, executor, how, before, m) for m in changed]
             yield f"{how}, {name}, {mode}", next(filter(None, found), None)
 
 
@@ -93,9 +96,12 @@ def repeats_afresh(engine: Engine, inputs: Inputs, mode: str, executor: Executor
 
 
 def _values(engine: Engine, inputs: Inputs, mode: str, executor: Executor, seed: int, gradients: bool = False) -> list[Tensor]:
-    with restored(engine.template, mode, seed), torch.set_grad_enabled(gradients), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
-        return tree.tensors(executor(engine, fresh_inputs(inputs)))
+    def run() -> list[Tensor]:
+        with restored(engine.template, mode, seed), torch.set_grad_enabled(gradients), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap without gradients takes other kernels
+            return [tensor.detach() for tensor in tree.tensors(executor(engine, fresh_inputs(inputs)))]
+
+    return without_backward(run) if gradients else run()
 
 
 def _leak_by_gradient(engine: Engine, inputs: Inputs, mode: str, executor: Executor) -> str | None:
@@ -144,7 +150,10 @@ def _changed(engine: Engine, m: int, how: str) -> Iterator[None]:
     stored = [t.clone() for t in tensors]
     try:
         for t in tensors:
-            t.copy_(torch.full_like(t, torch.nan) if how == "NaN" else t.flip(tuple(range(t.ndim))) * 1.01 + 0.01)
+            if how == "NaN":
+                t.fill_(torch.nan)
+            else:
+                t.copy_(t.flip(tuple(range(t.ndim))).mul_(1.01).add_(0.01))  # in place: tensors may be as large as the network
         yield
     finally:
         for t, values in zip(tensors, stored, strict=True):

@@ -6,14 +6,14 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
-from multitudes.engine.draws import drawn_names
+from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
@@ -21,6 +21,8 @@ from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, na
 from multitudes.engine.seeds import generator_states, seeded
 from multitudes.engine.state import Engine
 from multitudes.errors import RunError
+
+T = TypeVar("T")
 
 FLIP = 0.02
 """With flips, few entries may differ by this part of the largest one."""
@@ -91,18 +93,19 @@ class _Narrowing(Listening):
 def trainable_copy(template: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Copies a module; all floating-point parameters of the copy require gradients.
 
-    Parameters share their memory with the given ones unless `dtype` is another; buffers are copied.
+    Parameters and draws share their memory with the given ones unless `dtype` is another; other buffers are copied.
     """
-    tensors, notes = {}, note_names(template)
+    tensors, notes, unwritten = {}, note_names(template), unwritten_names(template)
     for name, tensor in named_tensors(template):
         parameter = isinstance(tensor, nn.Parameter)
         value = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
         if name in notes:
             tensors[name] = value
             continue
-        value = value if dtype is None else _widened(value)
-        differentiable = value.is_floating_point() or value.is_complex()
-        tensors[name] = nn.Parameter(value, requires_grad=differentiable) if parameter else value.clone()
+        wide = value if dtype is None else _widened(value)
+        differentiable = wide.is_floating_point() or wide.is_complex()
+        own = wide.clone() if wide is value and name not in unwritten and not parameter else wide
+        tensors[name] = nn.Parameter(own, requires_grad=differentiable) if parameter else own
     return copy_with(template, tensors)
 
 
@@ -125,7 +128,7 @@ def clean_autograd() -> Iterator[None]:
 
 def kept_buffers(template: nn.Module) -> dict[str, Tensor]:
     """Returns clones of the buffers by name, without the draws of members and notes, which no forward writes into."""
-    others = drawn_names(template) | note_names(template)
+    others = unwritten_names(template)
     return {name: buffer.clone() for name, buffer in template.named_buffers() if name not in others}
 
 
@@ -172,14 +175,39 @@ def run_executor(
     executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, backward: bool = True, seed: int = 0
 ) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
-    with restored(engine.template, mode, seed), torch.enable_grad():
-        before = generator_states()
-        output = executor(engine, fresh_inputs(inputs))
-        drew = generator_states() != before
-        _check_kept_tensors(engine.template)
-        gradients = gradients_of(output, dict(engine.template.named_parameters())) if backward else {}
-        buffers = kept_buffers(engine.template)
-    return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
+
+    def run() -> Outcome:
+        with restored(engine.template, mode, seed), torch.enable_grad():
+            before = generator_states()
+            output = executor(engine, fresh_inputs(inputs))
+            drew = generator_states() != before
+            _check_kept_tensors(engine.template)
+            gradients = gradients_of(output, dict(engine.template.named_parameters())) if backward else {}
+            buffers = kept_buffers(engine.template)
+        return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers, drew=drew)
+
+    return run() if backward else without_backward(run)
+
+
+def without_backward(run: Callable[[], T]) -> T:
+    """Calls a function whose forward runs with gradients on, as in training, and no backward: nothing is kept for one.
+
+    Formed weights and activations are then freed as forward goes on. A network that computes gradients in forward needs what
+    it keeps, and runs again.
+    """
+    needed: list[bool] = []
+
+    def unpack(_: None) -> Tensor:
+        needed.append(True)
+        raise RuntimeError("forward computes gradients")
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, unpack):
+            result = run()
+    except Exception:
+        if not needed:
+            raise
+    return run() if needed else result
 
 
 def run_without_gradients(executor: Callable[..., Any], engine: Engine, inputs: Inputs) -> Outcome:
@@ -199,10 +227,13 @@ def with_randomness(outcome: Outcome, engine: Engine, inputs: Inputs, mode: str)
 
     Noise on a branch whose last factor starts at zero shows in gradients alone.
     """
-    other = run_executor(run_loop, engine, inputs, mode, backward=outcome.drew and bool(outcome.gradients), seed=1)
+    other = run_executor(run_loop, engine, inputs, mode, backward=False, seed=1)
     same = all(_same_draw(a, b) for a, b in zip(other.values, outcome.values, strict=True))
-    both = other.gradients.keys() & outcome.gradients.keys()
-    return replace(outcome, random=not (same and all(_same_draw(other.gradients[n], outcome.gradients[n]) for n in both)))
+    if same and outcome.drew and outcome.gradients:
+        other = run_executor(run_loop, engine, inputs, mode, seed=1)
+        both = other.gradients.keys() & outcome.gradients.keys()
+        same = all(_same_draw(other.gradients[n], outcome.gradients[n]) for n in both)
+    return replace(outcome, random=not same)
 
 
 def is_random(engine: Engine, inputs: Inputs, mode: str) -> bool:
@@ -227,12 +258,16 @@ def run_plain(
     backward: bool = True,
 ) -> Outcome:
     """Runs one forward and backward of a plain module, and leaves it unchanged. `weights` are those of `gradients_of`."""
-    with restored(module, mode), torch.enable_grad():
-        call = fresh_inputs(inputs)
-        output = module(*call.args, **call.kwargs)
-        gradients = gradients_of(output, dict(module.named_parameters()), weights) if backward else {}
-        buffers = kept_buffers(module)
-    return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
+
+    def run() -> Outcome:
+        with restored(module, mode), torch.enable_grad():
+            call = fresh_inputs(inputs)
+            output = module(*call.args, **call.kwargs)
+            gradients = gradients_of(output, dict(module.named_parameters()), weights) if backward else {}
+            buffers = kept_buffers(module)
+        return Outcome([t.detach() for t in tree.tensors(output)], gradients, buffers)
+
+    return run() if backward else without_backward(run)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ double precision decides where outcomes differ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from torch import nn
 
 from multitudes.engine import tree
+from multitudes.engine.draws import drawn_names, unwritten_names
 from multitudes.engine.fold import learn_output, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Quick
 from multitudes.engine.loop import OUTPUT, members, run_loop
-from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, join_name, named_tensors, note_names, owning_module
+from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, join_name, named_tensors, owning_module
 from multitudes.engine.program import Tracer, shape_inputs, shapes_only
 from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
@@ -206,7 +208,7 @@ class Trial:
             try:
                 outcome = self._watched_loop(mode, written)
                 return with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
-            except SharedWrite:
+            except (SharedWrite, DrawWritten):
                 raise
             except Exception as error:
                 problem = problem or error
@@ -248,7 +250,8 @@ class Trial:
 
         norms = [(n, norm) for n, norm in batch_norms(twin.template).items() if n in twin.shared_norms]
         handles = [norm.register_forward_pre_hook(lambda _, args, n=n: look(n, args)) for n, norm in norms]
-        outcome = self._run(run, twin, self.inputs, mode)
+        with _only_read(twin.template, written):
+            outcome = self._run(run, twin, self.inputs, mode)
         for handle in handles:
             handle.remove()
         if replay.disabled and twin.owned:
@@ -283,7 +286,7 @@ class Trial:
         if self.large and not loop.random:
             tried = quick_leaks(self.copy, self.inputs, mode, loop.values)
         else:
-            tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode])
+            tried = leaks(self.copy(), self.inputs, "loop", run_loop, [mode], self.large)
         for name, leak in tried:
             if leak:
                 raise RunError(f"members are not independent ({name}): {leak}. {self._stored(mode)}")
@@ -392,16 +395,35 @@ def trains_as_in_eval(copy: Callable[[], Engine], inputs: Inputs, evaluation: Ou
     return all(torch.equal(a, b) for a, b in zip(values, evaluation.values, strict=True))
 
 
+class DrawWritten(RunError):
+    """Raised when forward writes into draws, whose memory all trial runs share."""
+
+
+@contextlib.contextmanager
+def _only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
+    """Raises DrawWritten after a with-block that writes into draws, or puts others in their place (`replaced`)."""
+    draws = {name: template.get_buffer(name) for name in drawn_names(template)}
+    versions = {name: draw._version for name, draw in draws.items()}
+    try:
+        yield
+    finally:  # backward fails on what was written, and says less
+        written = sorted(n for n, draw in draws.items() if n in replaced or draw._version != versions[n])
+        if written:
+            raise DrawWritten(
+                f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
+            )
+
+
 class SharedWrite(RunError):
     """Raised when each member sets a shared buffer to another value."""
 
 
 def plain_member(engine: Engine, m: int) -> nn.Module:
-    """Returns a plain module with the tensors of member m; parameters share their memory with the engine's."""
-    tensors, notes = {}, note_names(engine.template)
+    """Returns a plain module with the tensors of member m; parameters and draws share their memory with the engine's."""
+    tensors, unwritten = {}, unwritten_names(engine.template)
     for name, tensor in named_tensors(engine.template):
         value = tensor.detach()[m] if name in engine.owned else tensor.detach()
-        shares = isinstance(tensor, nn.Parameter) or name in notes
+        shares = isinstance(tensor, nn.Parameter) or name in unwritten
         tensors[name] = as_same_kind(tensor, value if shares else value.clone())
     return copy_with(engine.template, tensors)
 
@@ -417,6 +439,6 @@ def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
 
 
 def _without_norms(engine: Engine) -> frozenset[str]:
-    """Names all buffers but those of BatchNorm layers, and those that no forward knows."""
+    """Names all buffers but those of BatchNorm layers, and those that no forward writes into."""
     norms = {join_name(name, key) for name, norm in batch_norms(engine.template).items() for key in norm._buffers}
-    return frozenset(engine.buffers()) - norms - note_names(engine.template)
+    return frozenset(engine.buffers()) - norms - unwritten_names(engine.template)

@@ -1,4 +1,4 @@
-"""tune: times the proven executors, and picks the faster one."""
+"""tune: times the proven executors, and picks the fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from multitudes.engine import EXECUTORS, MODES, Engine, tree
+from multitudes.engine import EXECUTORS, MODES, Engine, takes_rows, tree
 from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.kernels.measure import measured_ways
 from multitudes.engine.kernels.ways import Convolution, met, remember
@@ -19,7 +19,9 @@ from multitudes.engine.seeds import kept_randomness
 
 
 def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None = None) -> None:
-    """Proves the executors again on a call, times loop and vmap, and picks the faster one in each mode.
+    """Proves the executors again on a call, times them, and picks the fastest in each mode.
+
+    Fold is timed in eval mode, if it runs each row by its member in one pass.
 
     `dtype` is the precision of autocast under which they are timed; None times them without it.
     """
@@ -32,8 +34,11 @@ def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None
         if device not in ("cpu", "meta"):
             remember(measured_ways(_convolutions(engine, call)))
         for mode in MODES:
-            times = {name: _time(engine, name, call, mode, seconds) for name in engine.proven[mode] if name != "fold"}
+            fold = mode == "eval" and engine.chunk is None and takes_rows(engine)
+            names = [name for name in engine.proven[mode] if name != "fold" or fold]
+            times = {name: _time(engine, name, call, mode, seconds) for name in names}
             engine.picked[mode] = min(times, key=lambda name: times[name])
+    engine.tuned = True
 
 
 def _convolutions(engine: Engine, call: Inputs) -> list[Convolution]:

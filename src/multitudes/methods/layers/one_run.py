@@ -70,8 +70,8 @@ class Shifted(Formed, Drawing):
         return {key: full_tensor({**layer._parameters, **layer._buffers}[key].detach()) for key in self.formed_keys}
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Returns a member's shifts, zero unless training has ended."""
-        found = {shift_name(key): torch.zeros_like(value, device="cpu") for key, value in self.stored().items()}
+        """Returns a member's shifts, zero unless training has ended: one zero, seen in every place."""
+        found = {shift_name(key): torch.zeros((), dtype=t.dtype).expand(t.shape) for key, t in self.stored().items()}
         return {key: found[key] for key in self.draws}
 
     def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
