@@ -53,7 +53,7 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         coupled_names = coupled_names.union(engine.traits.slot_norms)  # `|=` of frozensets does not compile in torch 2.11
     norms = [engine.template.get_submodule(name) for name in sorted(coupled_names)] if engine.template.training else []
     noise = engine.shares and engine.template.training and not slots
-    together = _together(inputs, noise, steps=bool(norms))  # where the loop is right, it is faster for recurrent layers
+    together = _together(inputs, noise, steps=len(norms) > 0)  # where the loop is right, it is faster for recurrent layers
     coupled = CoupledNorms(norms) if norms else contextlib.nullcontext()
     attention = sdpa_kernel(SDPBackend.MATH) if norms else contextlib.nullcontext()  # vmap must run: fused kernels have no rule
     padding = PaddedRows() if per_member and _has_padding(engine.template) else contextlib.nullcontext()
