@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each contender of a cell")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--tune", action="store_true", help="let ens.tune(x) choose")
+    parser.add_argument("--profile", action="store_true", help="print what a GPU does in each call")
     parser.add_argument("--out", default="results/speed.json")
     parser.add_argument("--page", action="store_true", help="write docs/performance.md from results/speed.json")
     parser.add_argument("--check", action="store_true", help="check that docs/performance.md is current")

@@ -271,8 +271,31 @@ def measure(calls: dict[str, Callable[[], None]], device: str, seconds: float) -
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+def profile(calls: dict[str, Callable[[], None]], turns: int = 3) -> None:
+    """Prints what the GPU does in a call of each contender: milliseconds of kernels, launches, the longest kernels."""
+    for name, call in calls.items():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            for _ in range(turns):
+                call()
+            torch.cuda.synchronize()
+        kernels = [event for event in found.key_averages() if event.self_device_time_total]
+        spent, count = sum(e.self_device_time_total for e in kernels) / 1e3, sum(e.count for e in kernels)
+        print(f"    {name}: {spent / turns:.2f} ms of kernels, {count // turns} launches", flush=True)
+        for event in sorted(kernels, key=lambda e: -e.self_device_time_total)[:10]:
+            print(f"      {event.self_device_time_total / 1e3 / turns:8.3f} ms {event.count // turns:5d}  {event.key[:100]}")
+
+
 def cell(
-    network: str, names: list[str], batch: int, mode: str, device: str, how: str, compiled: str, seconds: float, tune: bool
+    network: str,
+    names: list[str],
+    batch: int,
+    mode: str,
+    device: str,
+    how: str,
+    compiled: str,
+    seconds: float,
+    tune: bool,
+    profiled: bool = False,
 ) -> list[dict[str, Any]]:
     """Measures all contenders of one cell. Returns one row for each."""
     make, shape = NETWORKS[network]
@@ -318,6 +341,8 @@ def cell(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = measure(calls, device, seconds)
+        if profiled and device == "cuda":
+            profile(calls)
     about = {"network": network, "batch": batch, "mode": mode, "device": device, "precision": how, "compiled": compiled}
     alone = found.get("single")
     for row in rows:
@@ -353,7 +378,16 @@ def run(arguments: Any) -> None:
     for network, compiled, how, mode, batch in grid:
         start = time.perf_counter()
         found = cell(
-            network, arguments.methods, batch, mode, arguments.device, how, compiled, arguments.seconds, arguments.tune
+            network,
+            arguments.methods,
+            batch,
+            mode,
+            arguments.device,
+            how,
+            compiled,
+            arguments.seconds,
+            arguments.tune,
+            arguments.profile,
         )
         for row in found:
             row |= {"machine": machine, "torch": torch.__version__, "tuned": arguments.tune}
