@@ -461,6 +461,9 @@ def census(
     gigabytes: Annotated[float, typer.Option(help="memory limit of each pair; on a CPU only")] = 6.0,
     device: Annotated[str, typer.Option(help="where networks are converted and compared: cpu, cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="file of the results; the page lies beside it")] = Path("census.jsonl"),
+    show: Annotated[
+        bool, typer.Option("--show", help="try nothing: print the rates in --out and write its page again")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Convert networks of timm, transformers and torch-geometric by every method, and compare them with plain networks.
@@ -471,11 +474,13 @@ def census(
       multitudes census --sample
 
       multitudes census --libraries timm --only 'resnet*' --methods packed,deep --workers 2
+
+      multitudes census --out results/census.jsonl --show
     """
-    from multitudes.shell.census.command import take_census
+    from multitudes.shell.census.command import show_census, take_census
     from multitudes.shell.typed import split_list
 
-    taken = take_census(
+    taken = show_census(out) if show else take_census(
         libraries=split_list(libraries), only=only or (), methods=split_list(methods), sample=sample, workers=workers,
         seconds=seconds, gigabytes=gigabytes, device=device, out=out, progress=False if as_json else None,
     )  # fmt: skip

@@ -98,6 +98,25 @@ def test_the_sample_of_networks_by_hand(tmp_path: Path) -> None:
     assert "vit_by_hand" in (tmp_path / "c.html").read_text()
 
 
+def test_results_are_shown_without_another_try(tmp_path: Path) -> None:
+    """Rates of what the file has, finished or not, and the page again; a file without results is refused."""
+    out = tmp_path / "census.jsonl"
+    rows = [("Packed", "ok"), ("Packed", "refused"), ("Deep", "ok"), ("MIMO", "impossible")]
+    results = [
+        Result(library="own", family="mlp", network=f"mlp{i}", method=method, outcome=outcome)
+        for i, (method, outcome) in enumerate(rows)
+    ]
+    out.write_text("".join(f"{result.line()}\n" for result in results))
+    before = out.read_bytes()
+    shown = CliRunner().invoke(commands.app, ["census", "--out", str(out), "--show", "--json"], catch_exceptions=False)
+    rates = json.loads(shown.stdout)["rates"]
+    assert (rates["Packed"]["own"], rates["Deep"]["own"], rates["MIMO"]["own"]) == ([1, 2], [1, 1], [0, 0])
+    assert out.read_bytes() == before and "mlp" in out.with_suffix(".html").read_text()
+    with pytest.raises(mt.FileError, match="leave out --show"):
+        command.show_census(tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.html").exists()
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And the rest goes on."""
     monkeypatch.setattr(command, "installed", lambda name: name == "own")

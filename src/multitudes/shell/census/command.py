@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from multitudes.errors import InputError
-from multitudes.report.census import OUTCOMES, Result, counts, goal, group, rate, rates
+from multitudes.errors import FileError, InputError
+from multitudes.report.census import OUTCOMES, Result, counts, goal, group, rate, rates, read_results
 from multitudes.report.census_page import write_page
 from multitudes.settings import Count, check_value
 from multitudes.shell.census.census import Limits, Pair, pairs, run_census
@@ -75,7 +75,18 @@ def take_census(
         wanted = sampled(wanted)
     if not wanted:
         raise InputError("no pair is left to try: the sample has none of these networks, or they are tried by other methods")
-    results = _run(wanted, out, workers, Limits(seconds, gigabytes, device), progress)
+    return _written(_run(wanted, out, workers, Limits(seconds, gigabytes, device), progress), out)
+
+
+def show_census(out: Path) -> Census:
+    """Reads the results of a census, finished or not, and writes their page again."""
+    results = list(read_results(out).values())
+    if not results:
+        raise FileError(f"{out} has no results: leave out --show to take a census, or name its file with --out")
+    return _written(results, out)
+
+
+def _written(results: Sequence[Result], out: Path) -> Census:
     page = out.with_suffix(".html")
     write_page(results, page)
     return Census(results, out, page)
