@@ -341,6 +341,6 @@ class SharedWrite(RunError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, such "
-            "as mt.Deep(members=4), without keep= on its layer; or put the layer into eval mode"
+            f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, "
+            "such as mt.Deep(members=4), without keep= on its layer; or put the layer into eval mode"
         )
