@@ -52,11 +52,6 @@ def _format(path: Path, kind: str | None = None) -> int:
         return int(json.loads(file.metadata()[kind])["format"])
 
 
-def test_older_ensembles_run_as_they_were_proved() -> None:
-    """Their proofs were made with wrapped tensors of members; those of new files say in which modes they need them."""
-    assert mt.load(WRITTEN / "Deep.multitude", network()).engine.traits.wrapped == {"train", "eval"}
-
-
 def test_every_version_of_a_format_is_there() -> None:
     """A new version of a format needs files of it here, and those of the earlier ones stay."""
     ensembles = {_format(path, "multitudes") for path in WRITTEN.glob("*.multitude")}

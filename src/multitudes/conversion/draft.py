@@ -132,7 +132,8 @@ class Draft:
                 self.rules.update(rules if m == 0 else {})
             if alone:
                 unwritten = unwritten_names(self.network) | dict(self.network.named_parameters()).keys()
-                stacked = {n: (source[n] if n in unwritten else source[n].clone()).detach().unsqueeze(0) for n in stacked}
+                shares = {n for n in stacked if n in unwritten and not source[n].is_inference()}
+                stacked = {n: (source[n] if n in shares else source[n].clone()).detach().unsqueeze(0) for n in stacked}
                 continue
             for name, whole in stacked.items():
                 share = (1 / members if self.start == "copies" else members**-0.5) if name in self.summed else 1.0

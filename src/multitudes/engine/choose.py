@@ -34,8 +34,8 @@ def choose(engine: Engine, per_member: bool = False) -> str:
             )
         return "fold"
     picked = engine.picked["train" if training else "eval"]
-    if picked == "fold" and (per_member or torch.compiler.is_compiling() or engine.is_hooked()):  # tuned for plain calls
-        picked = "vmap"
+    if picked == "fold" and (per_member or engine.chunk or torch.compiler.is_compiling() or engine.is_hooked()):
+        picked = "vmap"  # fold was tuned for plain calls
     if picked == "vmap" and not vmap_is_right(engine, per_member):
         return "loop"
     longer = engine.members > 1 and ((engine.shares and training) or engine.device_type != "cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,8 +66,6 @@ class Traits:
     """Only a layer's own forward reads its weights, so a method may replace them by effective weights (W ∘ mask)."""
     data_dependent: bool = False
     """A member's values decide which operations run (an if, a loop), so members cannot be rows of one batch."""
-    wrapped: frozenset[str] = frozenset()
-    """The modes in which vmap wraps all tensors of members: with plain ones (`kernels/places.py`) its result was another."""
     ragged: bool = False
     """Values decide how many entries a tensor has (a boolean mask, nonzero), so rows may have different numbers of entries."""
 
@@ -197,13 +195,11 @@ class Engine:
         self.versions = {n: integers[n]._version for n in self.uniform if not n.endswith("num_batches_tracked")}
         self.channels_last = any(is_channels_last(p[0] if n in self.owned else p) for n, p in self.parameters().items())
 
-    def common_counts(self, but: Sequence[nn.Module] = ()) -> dict[str, Tensor]:
+    def common_counts(self) -> dict[str, Tensor]:
         """Returns copies of the buffers in `uniform` (counters and index tables) without the member axis, by name.
 
-        Counters of batches are left out in eval mode, where nothing reads or writes them; those of the modules `but` always.
+        Counters of batches are left out in eval mode, where nothing reads or writes them.
         """
-        if not self.uniform and not self.versions:
-            return {}
         buffers = self.buffers()
         if torch.compiler.is_compiling():
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
@@ -213,9 +209,7 @@ class Engine:
             names = set(self.uniform) - self.drawn.keys()
         if not self.template.training:
             names = {name for name in names if not name.endswith("num_batches_tracked")}
-        left_out = {id(part._buffers) for part in but}
-        names = {name for name in names if id(self.buffer_places[name][0]) not in left_out} if but else names
-        return {name: buffers[name][0].clone() for name in buffers if name in names} if names else {}
+        return {name: buffers[name][0].clone() for name in buffers if name in names}
 
     def adopt(self, trial: Engine) -> None:
         """Takes over the traits and proofs of a trial engine with fewer members."""
@@ -264,10 +258,9 @@ def _traced_call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> 
 
 def write_mark(tensor: Tensor) -> Any:
     """Returns a value that changes when a tensor is written into. If that cannot be known, no two marks are equal."""
-    with torch._C.DisableTorchFunction():  # of the tensor itself, whatever a mode takes it for
-        if tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return object()
-        return tensor._version, tensor.data_ptr()
+    if tensor.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return object()
+    return tensor._version, tensor.data_ptr()
 
 
 def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine import tree
 from multitudes.engine.coupled import CoupledNorms
 from multitudes.engine.inputs import Inputs, axes, each_row, slot
-from multitudes.engine.kernels import Members, Together, counts_by_members, most_take_shortcuts, taking_shortcuts
+from multitudes.engine.kernels import Together
 from multitudes.engine.loop import output_axes
 from multitudes.engine.modules import plain_attention, under_autocast
 from multitudes.engine.state import Engine, call, write_mark
@@ -36,9 +36,6 @@ DEVICE_MEMORY = 4 * 2**30
 
 KEPT_FOR_GRADIENTS = 8
 """How many times as much memory members need if gradients can be asked for: all activations are kept, and not just a few."""
-
-KINDS = {Tensor, nn.Parameter}
-"""Types of tensors on which notes can be made; subclasses have ways of their own."""
 
 SLOW = "There is a performance drop because we have not yet implemented the batching rule"
 """torch's warning of an operation that vmap runs member by member."""
@@ -60,10 +57,10 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     with guard, attention, together, coupled, padding, _without_autocast(together, inputs):
         whole = norms or slots  # sums over all members cannot be computed in chunks
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
-        parts = [_run_chunk(engine, inputs, per_member, together, at, size) for at in range(0, engine.members, size)]
+        parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
+    buffers = engine.buffers()
     if counts:  # in place, so that all members get them
-        buffers = engine.buffers()
         with torch.no_grad():
             torch._foreach_copy_([buffers[n] for n in counts], [v.expand_as(buffers[n]) for n, v in counts.items()])
     if len(parts) == 1:
@@ -122,21 +119,18 @@ def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
     return tree.refill(output, joined)
 
 
-def _run_chunk(
-    engine: Engine, inputs: Inputs, per_member: bool, together: Together, at: int, size: int
-) -> tuple[Tree, dict[str, Tensor]]:
+def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: int) -> tuple[Tree, dict[str, Tensor]]:
     """Runs `size` members from `at` on, or those left. Returns outputs, and new values of counters common to all members."""
     size = min(size, engine.members - at)
     chunk = slice(at, at + size)
     buffers = engine.buffers()
     traced = torch.compiler.is_compiling()
-    split = engine.owned | engine.summed if per_member else engine.owned
-    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split]
-    plain = _stay_plain(engine, [tensor for _, tensor in owned])
     with torch._C.DisableTorchFunction():  # reads that no mode need see
-        counts = engine.common_counts([part for part in engine.parts if counts_by_members(part)] if plain else ())
+        counts = engine.common_counts()
         before = {} if traced else {name: write_mark(value) for name, value in counts.items()}
-    stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned if name not in counts}
+    split = engine.owned | engine.summed if per_member else engine.owned
+    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split and n not in counts]
+    stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned}
     stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
     values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
@@ -154,11 +148,7 @@ def _run_chunk(
 
     alike = size == 1 or (engine.summed and per_member)  # one member, or one trunk after summed inputs: noise is drawn once
     noise = "same" if alike else "different"
-    given = [*stacked.values(), *split_values]
-    if plain:
-        results = over_places(run_member, size, noise, given, together, engine.parts)
-    else:
-        results = over_members(run_member, size, noise, given)
+    results = over_members(run_member, size, noise, [*stacked.values(), *split_values])
     tree.plain(structure[0])
     outputs, changed = results[: len(results) - len(names)], results[len(results) - len(names) :]
     shared = [name for name in names if name not in engine.owned]
@@ -173,19 +163,6 @@ def _run_chunk(
     with torch._C.DisableTorchFunction():
         moved = {n: v for n, v in counts.items() if n not in names and (traced or write_mark(v) != before[n])}
     return tree.refill(structure[0], outputs), moved
-
-
-def _stay_plain(engine: Engine, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors of members stay plain (`kernels/places.py`): not in compiled calls, nor in transforms of torch.func.
-
-    It pays where members own all layers, and most of these are convolutions and BatchNorm.
-    """
-    if torch.compiler.is_compiling() or functorch.maybe_current_level() is not None:
-        return False
-    if engine.shares or not most_take_shortcuts(engine.parts):
-        return False
-    mode = "train" if engine.template.training else "eval"
-    return mode not in engine.traits.wrapped and {type(tensor) for tensor in tensors} <= KINDS
 
 
 def over_members(
@@ -205,31 +182,6 @@ def over_members(
         outputs = run(*[functorch._add_batch_dim(tensor, 0, level) for tensor in tensors])
         return tuple(functorch._remove_batch_dim(tensor, level, size, 0) for tensor in outputs)
     finally:
-        functorch._vmap_decrement_nesting()
-
-
-def over_places(
-    run: Callable[..., tuple[Tensor, ...]],
-    size: int,
-    randomness: str,
-    tensors: Sequence[Tensor],
-    together: Together,
-    parts: Sequence[nn.Module] = (),
-) -> tuple[Tensor, ...]:
-    """Does the same with plain tensors, which `together`, the mode that is on, wraps for vmap where it must.
-
-    Modules among `parts` may take shortcuts.
-    """
-    lazy_load_decompositions()
-    level = functorch._vmap_increment_nesting(size, randomness)
-    together.members = members = Members(size, level, tensors, together.dtype)
-    try:
-        with taking_shortcuts(parts, members):
-            outputs = run(*tensors)
-        with torch._C.DisableTorchFunction():
-            return members.results(outputs)
-    finally:
-        together.members = None
         functorch._vmap_decrement_nesting()
 
 

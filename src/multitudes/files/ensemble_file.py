@@ -405,7 +405,7 @@ def _traits(about: dict[str, Any]) -> Traits:
     saved: dict[str, Any] = {
         OLD_TRAITS.get(k, k): frozenset(v) if isinstance(v, list) else v for k, v in about["traits"].items()
     }
-    return Traits(**{"wrapped": frozenset(MODES)} | saved)  # older files were proved with wrapped tensors
+    return Traits(**saved)
 
 
 def _planned(source: Path, about: dict[str, Any], method: Method) -> Plan:

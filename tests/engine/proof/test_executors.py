@@ -188,8 +188,8 @@ class OtherInPrediction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
         if not torch.is_grad_enabled():
-            mapped = torch._C._functorch.maybe_current_level() is not None
-            y = y + self.apart * mapped if self.apart else y.contiguous(memory_format=torch.channels_last)
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(y)
+            y = y + self.apart * wrapped if self.apart else y.contiguous(memory_format=torch.channels_last)
         return self.head(y.mean((2, 3)))
 
 

@@ -3,8 +3,6 @@
 `rules.py` puts the rules below in the place of torch's own, `autocast.py` says which functions run in which precision.
 """
 
-from multitudes.engine.kernels.places import Members
 from multitudes.engine.kernels.rules import Together
-from multitudes.engine.kernels.shortcuts import counts_by_members, most_take_shortcuts, taking_shortcuts
 
-__all__ = ["Members", "Together", "counts_by_members", "most_take_shortcuts", "taking_shortcuts"]
+__all__ = ["Together"]

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
 from multitudes.engine.kernels.convolution import convolution, convolution_of_members
-from multitudes.engine.kernels.direct import DIRECT
 from multitudes.engine.kernels.fused import FUSED, fused, fused_of_members
 from multitudes.engine.kernels.layers import (
     attention,
@@ -30,7 +29,6 @@ from multitudes.engine.kernels.layers import (
     linear_of_members,
 )
 from multitudes.engine.kernels.noise import DROPOUTS, dropout
-from multitudes.engine.kernels.places import Members
 from multitudes.engine.kernels.pointwise import NAMES, on_images
 from multitudes.engine.kernels.pools import avg_pool2d, avg_pool2d_of_members, max_pool2d, max_pool2d_of_members
 from multitudes.engine.kernels.recurrent import is_recurrent, recurrent
@@ -40,8 +38,6 @@ from multitudes.engine.kernels.ways import HALF
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
 SINGLE = (torch.float32,)
-PLAIN = ((), (Tensor,))
-"""What torch says of the types of arguments that are no subclasses of Tensor."""
 
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""
@@ -71,37 +67,26 @@ class Together(TorchFunctionMode):
         self.dtype = dtype
         self.policy = {} if dtype is None else ON_CPU if device == "cpu" else ON_CUDA
         self.noise = noise
-        self.members: Members | None = None
-        """The members of the call, if their tensors are plain ones; None if vmap has wrapped them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        members = self.members
-        if members is not None:
-            if types not in PLAIN or functorch.maybe_current_level() != members.level:  # torch.func in the network
-                (args, kwargs), members = members.wrapped_for(func, args, kwargs), None
-            elif (direct := DIRECT.get(func)) is not None and (result := direct(members, func, args, kwargs)) is not None:
-                return result
         if func is F.multi_head_attention_forward:
             with self:  # a function of functions: the rules apply inside it
                 return _attention_inside(*args, **kwargs)
         if func is FUSED:
-            return self._fused(members, *args)
+            return self._fused(*args)
         if self.dtype is not None and (what := self.policy.get(getattr(func, "__name__", ""))) is not None:
             if what == LOWERED:
-                args, kwargs = _cast(members, args, kwargs, SINGLE, self.dtype)
+                args, kwargs = _cast(args, kwargs, SINGLE, self.dtype)
             else:
                 given = (args[0] if args else kwargs["input"]).dtype if what == KEPT else None
-                args, kwargs = _cast(members, args, kwargs, HALF, torch.float32)
+                args, kwargs = _cast(args, kwargs, HALF, torch.float32)
                 if given is not None:
-                    args, kwargs = (args, kwargs) if members is None else members.wrapped_for(func, args, kwargs)
                     return func(*args, **kwargs).to(given)
         if (rule := RULES.get(func)) is not None:
-            return rule(members, *args, **kwargs)
-        if members is not None:
-            args, kwargs = members.wrapped_for(func, args, kwargs)
+            return rule(*args, **kwargs)
         if func in NAMES and (result := on_images(func, args, kwargs)) is not None:
             return result
         if self.steps and is_recurrent(func, args):
@@ -112,11 +97,11 @@ class Together(TorchFunctionMode):
             return dropout(DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
 
-    def _fused(self, members: Members | None, x: Tensor, kernel: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+    def _fused(self, x: Tensor, kernel: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
         """Runs a convolution with what follows it; autocast has the convolution in lower precision."""
         if self.dtype is not None:
-            (x, kernel, bias), _ = _cast(members, (x, kernel, bias), {}, SINGLE, self.dtype)
-        return _run(members, "fused", (x, kernel, bias, *more))
+            (x, kernel, bias), _ = _cast((x, kernel, bias), {}, SINGLE, self.dtype)
+        return _run("fused", (x, kernel, bias, *more))
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
         """Drops between recurrent layers, as a dropout function would under this mode."""
@@ -124,18 +109,11 @@ class Together(TorchFunctionMode):
 
 
 def _cast(
-    members: Members | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    given: tuple[torch.dtype, ...],
-    dtype: torch.dtype,
+    args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[torch.dtype, ...], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def cast(value: Any) -> Any:
         if isinstance(value, Tensor):
-            if value.dtype not in given:
-                return value
-            place = None if members is None else members.place(value)
-            return value.to(dtype) if members is None or place is None else members.put(value.to(dtype), place)
+            return value.to(dtype) if value.dtype in given else value
         if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
             return type(value)(cast(one) for one in value)
         return value
@@ -147,7 +125,6 @@ def _convolution(axes: int) -> Callable[..., Tensor]:
     plain = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[axes]
 
     def convolve(
-        members: Members | None,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -158,23 +135,13 @@ def _convolution(axes: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         stride, dilation = _numbers(stride, axes), _numbers(dilation, axes)
         if isinstance(padding, str):
-            padding = _padding(padding, _shape(members, weight)[2:], dilation)
-        sizes = len(_shape(members, input)), len(_shape(members, weight))
-        if padding is None or sizes != (axes + 2, axes + 2) or weight.is_complex():
-            input, weight, bias = _wrapped(members, input, weight, bias)
+            padding = _padding(padding, weight.shape[2:], dilation)
+        if padding is None or input.ndim != axes + 2 or weight.ndim != axes + 2 or weight.is_complex():
             return plain(input, weight, bias, stride, "same" if padding is None else padding, dilation, groups)
         args = (input, weight, bias, stride, _numbers(padding, axes), dilation, groups)
-        return _run(members, "convolution", args)
+        return _run("convolution", args)
 
     return convolve
-
-
-def _shape(members: Members | None, tensor: Tensor) -> torch.Size:
-    return tensor.shape if members is None else members.shape(tensor)
-
-
-def _wrapped(members: Members | None, *tensors: Tensor | None) -> Any:
-    return tensors if members is None else members.wrapped(tensors)
 
 
 def _numbers(value: Any, axes: int) -> list[int]:
@@ -192,12 +159,11 @@ def _padding(name: str, kernel: Any, dilation: list[int]) -> list[int] | None:
     return None if any(total % 2 for total in totals) else [total // 2 for total in totals]
 
 
-def _linear(members: Members | None, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _run(members, "linear", (input, weight, bias))
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _run("linear", (input, weight, bias))
 
 
 def _attention(
-    members: Members | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -208,16 +174,14 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     if dropout_p:  # its noise is vmap's business
-        query, key, value, attn_mask = _wrapped(members, query, key, value, attn_mask)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     args = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    return _run(members, "attention", args)
+    return _run("attention", args)
 
 
 def _batch_norm(
-    members: Members | None,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -228,19 +192,17 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     args = (input, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _run(members, "batch_norm", args)
+    return _run("batch_norm", args)
 
 
-def _index_select(members: Members | None, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    if len(_shape(members, index)) != 1 or not _shape(members, input):
-        input, index = _wrapped(members, input, index)
+def _index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    if index.ndim != 1 or not input.ndim:
         return torch.index_select(input, dim, index)
     args = (input, dim, index)
-    return _run(members, "index_select", args)
+    return _run("index_select", args)
 
 
 def _max_pool(
-    members: Members | None,
     input: Tensor,
     kernel_size: Any,
     stride: Any = None,
@@ -250,17 +212,15 @@ def _max_pool(
     return_indices: bool = False,
 ) -> Any:
     if return_indices:
-        (input,) = _wrapped(members, input)
         return F.max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
     how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2), _numbers(dilation, 2))
-    if len(_shape(members, input)) != 4:
-        return max_pool2d(_wrapped(members, input)[0], *how, ceil_mode)
     args = (input, *how, ceil_mode)
-    return _run(members, "max_pool2d", args)
+    if input.ndim != 4:
+        return max_pool2d(*args)
+    return _run("max_pool2d", args)
 
 
 def _average_windows(
-    members: Members | None,
     input: Tensor,
     kernel_size: Any,
     stride: Any = None,
@@ -270,15 +230,14 @@ def _average_windows(
     divisor_override: int | None = None,
 ) -> Tensor:
     how = (_numbers(kernel_size, 2), [] if stride is None else _numbers(stride, 2), _numbers(padding, 2))
-    args = (*how, ceil_mode, count_include_pad, divisor_override)
-    if len(_shape(members, input)) != 4:
-        return avg_pool2d(_wrapped(members, input)[0], *args)
-    return _run(members, "avg_pool2d", (input, *args))
+    args = (input, *how, ceil_mode, count_include_pad, divisor_override)
+    if input.ndim != 4:
+        return avg_pool2d(*args)
+    return _run("avg_pool2d", args)
 
 
-def _average_pool(members: Members | None, input: Tensor, output_size: Any) -> Tensor:
+def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     """Pools to one pixel as a mean: vmap runs torch's own way member by member if channels come last."""
-    (input,) = _wrapped(members, input)
     sizes = [output_size] if isinstance(output_size, int) else list(output_size)
     if all(size == 1 for size in sizes):
         return input.mean((-2, -1), keepdim=True)
@@ -294,31 +253,27 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, in
 """Operators by name: what computes one network's layer, and what computes the layer of all members."""
 
 
-def _run(members: Members | None, name: str, args: tuple[Any, ...]) -> Tensor:
+def _run(name: str, args: tuple[Any, ...]) -> Tensor:
     """Runs an operator: by the dispatcher in a compiled call, else at once, since that takes as long as a small layer."""
     operator = getattr(torch.ops.multitudes, name)
     if torch.compiler.is_compiling():
         return operator(*args)
     plain, of_members = OPERATORS[name]
-    current, count = functorch.maybe_current_level(), 0
+    current, members = functorch.maybe_current_level(), 0
     dims: list[Any] = [None] * len(args)
     values = list(args)
     for i, value in enumerate(args):
-        if not isinstance(value, Tensor):
-            continue
-        if members is not None and (place := members.place(value)) is not None:
-            (values[i], dims[i]), count = members.by_axis(value, place), members.count
-        elif is_wrapped(value):
+        if isinstance(value, Tensor) and is_wrapped(value):
             if not functorch.is_batchedtensor(value) or functorch.maybe_get_level(value) != current:
-                return operator(*_wrapped(members, *args))  # another transform of torch.func around us, or in the network
+                return operator(*args)  # another transform of torch.func around us, or in the network
             dims[i], values[i] = functorch.maybe_get_bdim(value), functorch.get_unwrapped(value)
             if is_wrapped(values[i]):
-                return operator(*_wrapped(members, *args))
-            count = values[i].shape[dims[i]]
-    if current is None or not count:
+                return operator(*args)
+            members = values[i].shape[dims[i]]
+    if current is None or not members:
         return plain(*args)
-    y, dim = of_members(count, dims, *values)
-    return functorch._add_batch_dim(y, dim, current) if members is None else members.of_axis(y, dim)
+    y, dim = of_members(members, dims, *values)
+    return functorch._add_batch_dim(y, dim, current)
 
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {

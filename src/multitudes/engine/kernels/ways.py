@@ -108,20 +108,6 @@ def way_of(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dil
     return way
 
 
-def is_grouped(x: Tensor, members: int, kernel: Tensor, stride: Any, padding: Any, dilation: Any) -> bool:
-    """Whether images ``[B, (M C), ...]`` and kernels ``[M, K, C, ...]`` of a layer run as one grouped convolution.
-
-    It is asked at each call of a layer, so the kernel, as an object, stands for all that does not change between calls.
-    """
-    trains = torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad)
-    key = (id(kernel), x.shape, x.stride(1), x.dtype, trains)
-    way = None if _met or _forced else _answers.get(key)
-    if way is None:
-        given = x.unflatten(1, (members, -1))
-        way = _answers[key] = fastest(Convolution.of(given, kernel, stride, padding, dilation, 1))
-    return way == "grouped"
-
-
 def fastest(convolution: Convolution) -> str:
     """Returns the name of the way in which a convolution runs."""
     if _met:

@@ -47,8 +47,6 @@ from multitudes.terminal import step
 SAME_NOISE = ("fractional_max_pool",)
 """Operations for which vmap silently draws the same noise for all members."""
 
-MEMBER_BY_MEMBER = "would run member by member"
-
 PER_MEMBER = "per member"
 """Stands for calls with other inputs for each member, among executors to try."""
 ALL = frozenset({"vmap", "fold", PER_MEMBER})
@@ -93,8 +91,6 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
     for mode in reversed(MODES):  # eval first: the loop is always a reference there
         if mode == "train" and trial.loop("train") is trial.loop("eval"):  # training runs the same program
             trial.engine.proven["train"] = trial.engine.proven["eval"]
-            if trial.engine.traits.wrapped:
-                trial.engine.traits = replace(trial.engine.traits, wrapped=frozenset(MODES))
         else:
             _prove_mode(trial, engine, mode, tried)
         if "vmap" in trial.engine.proven[mode] and (why := _error_with_dropout(trial.engine, engine, inputs, mode)):
@@ -149,29 +145,12 @@ def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) 
             continue
         step(f"{name} in {mode} mode")
         why = _obstacle(trial, name, mode)
-        if why is not None and name == "vmap" and not _vmap_obstacle(trial.engine, mode) and MEMBER_BY_MEMBER not in why:
-            why = _obstacle_of_wrapped(trial, mode) and why
         if why is None:
             proven.append(name)
             trial.engine.proven[mode] = tuple(proven)
         else:
             engine.why.setdefault(name, why)
     trial.engine.proven[mode] = tuple(proven)
-
-
-def _obstacle_of_wrapped(trial: Trial, mode: str) -> str | None:
-    """Tries vmap with all tensors of members wrapped: forward may do with plain ones what no mode sees, as scripted code does.
-
-    Returns why that is not right either; otherwise vmap runs in this way.
-    """
-    before = trial.engine.traits
-    trial.engine.traits = replace(before, wrapped=before.wrapped | {mode})
-    trial.forget(mode)
-    why = _obstacle(trial, "vmap", mode)
-    if why is not None:
-        trial.engine.traits = before
-        trial.forget(mode)
-    return why
 
 
 def _agree_in_training(trial: Trial, tried: frozenset[str]) -> bool:
@@ -336,7 +315,7 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
             trial.prediction(name) if _forward_only(trial, name, mode) else trial.outcome(name, mode)
     except Exception as error:
         slow = isinstance(error, UserWarning) and re.match(SLOW, str(error))
-        return f"{_operation_in(str(error))} {MEMBER_BY_MEMBER}" if slow else _reason(error)
+        return f"{_operation_in(str(error))} would run member by member" if slow else _reason(error)
     if engine.traits.coupled and mode == "train":  # the loop gives another result with these norms: compare without them
         if name == "fold" and "vmap" in engine.proven["train"]:  # which agrees with the loop
             differs = trial.difference("fold", "vmap", mode)

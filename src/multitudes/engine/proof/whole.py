@@ -25,7 +25,6 @@ def run_whole(engine: Engine, inputs: Inputs, part: Engine, same: bool) -> Engin
     modes = MODES if part.traits.written_buffers else ("eval",) if same else ("train",)
     whole = Trial(engine, inputs, large=True, modes=modes, backward=False)
     whole.engine.proven = dict(part.proven)
-    whole.engine.traits = replace(whole.engine.traits, wrapped=part.traits.wrapped)
     whole.engine.row_axes = {name: axes for name, axes in part.row_axes.items() if name == OUTPUT}
     if any("fold" in names for names in part.proven.values()):
         whole.engine.row_axes |= whole.learned_rows()
