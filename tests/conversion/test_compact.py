@@ -140,7 +140,9 @@ def test_on_a_gpu_wide_layers_keep_a_multiple_of_eight_channels(channels: int, o
 def test_more_channels_than_the_mask_keeps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact, "_kept", lambda mask, align: _kept(mask, align=True))
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 24, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 24, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5)
+    ).double()
     net(IMAGES)
     ens = mt.ensemble(net, mt.Masksembles(members=4, scale=2.0), IMAGES).eval()
     thin = ens.compact()
