@@ -342,28 +342,3 @@ def test_nothing_is_kept_for_a_backward_that_does_not_run() -> None:
     with pytest.raises(ValueError, match="of the network"):
         without_backward(fail)
     assert len(kept) == 2
-
-
-class Ranges(nn.Module):
-    """Keeps the range of its activations in training, in a buffer that it sets anew, as quantised networks do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.register_buffer("largest", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        if self.training:
-            self.largest = 0.9 * self.largest + 0.1 * x.detach().max()
-        return self.last(x)
-
-
-@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=M), mt.DropConnect(members=M, p=0.5)])
-def test_a_shared_buffer_that_members_set_is_refused_at_conversion(method: mt.Method) -> None:
-    """Not at the first step of training. If members own it, or agree on it, the network converts."""
-    x = torch.randn(B, 4)
-    with pytest.raises(mt.ConversionError, match="largest is shared, but each member's forward sets it"):
-        mt.ensemble(Ranges(), method, x)
-    mt.ensemble(Ranges(), mt.Deep(members=M), x).train()(x)
-    mt.ensemble(Ranges(), mt.MultiHead(members=M), x).train()(x)

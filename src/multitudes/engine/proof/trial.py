@@ -39,7 +39,7 @@ from multitudes.engine.proof.outcome import (
 )
 from multitudes.engine.proof.stored import what_is_stored
 from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, SharedWrite, Traits, write_back
+from multitudes.engine.state import MODES, Engine, Traits, shared_write, write_back
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError, listed
 from multitudes.terminal import step
@@ -244,7 +244,7 @@ class Trial:
             mutated.append(not all(torch.equal(a, b) for a, b in zip(call.tensors(), self.inputs.tensors(), strict=True)))
             clashes = [name for name in replay.clashes if name in shared]
             if clashes and engine.members > 1:
-                raise SharedWrite(clashes[0])
+                raise SharedWrite(shared_write(clashes[0]))
             write_back(engine, changed)
             return tree.stack(outputs)
 
@@ -412,6 +412,10 @@ def _only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
             raise DrawWritten(
                 f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
             )
+
+
+class SharedWrite(RunError):
+    """Raised when each member sets a shared buffer to another value."""
 
 
 def plain_member(engine: Engine, m: int) -> nn.Module:
