@@ -461,9 +461,7 @@ def census(
     gigabytes: Annotated[float, typer.Option(help="memory limit of each pair; on a CPU only")] = 6.0,
     device: Annotated[str, typer.Option(help="where networks are converted and compared: cpu, cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="file of the results; the page lies beside it")] = Path("census.jsonl"),
-    show: Annotated[
-        bool, typer.Option("--show", help="try nothing: print the rates in --out and write its page again")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="try nothing: print the rates in --out, write its page")] = False,
     as_json: Json = False,
 ) -> None:
     """Convert networks of timm, transformers and torch-geometric by every method, and compare them with plain networks.
@@ -474,8 +472,6 @@ def census(
       multitudes census --sample
 
       multitudes census --libraries timm --only 'resnet*' --methods packed,deep --workers 2
-
-      multitudes census --out results/census.jsonl --show
     """
     from multitudes.shell.census.command import show_census, take_census
     from multitudes.shell.typed import split_list

@@ -334,7 +334,7 @@ def test_draws_that_agree_by_chance_are_no_error() -> None:
     model, x = Routed(), torch.randn(4, 6)
     made = Subject(mt.ensemble(model, mt.Deep(members=3), x, seed=0, check=False), model, mt.Inputs(x))
     assert comparisons._comparable_in_training(made)
-    gaps = [max(comparisons._gradient_gaps(made.ensemble, made.inputs, True, ()).values()) for _ in range(8)]
+    gaps = [max(comparisons._gradient_gaps(made.ensemble, made.inputs, True, (), {}).values()) for _ in range(8)]
     assert max(gaps) > 0.5, "gradients of other draws differ"
     for _ in range(8):
         assert comparisons.gradients(made, training=True) is None
