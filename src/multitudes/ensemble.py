@@ -26,6 +26,7 @@ from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
+from multitudes.engine.recorded import Recorded
 from multitudes.engine.run import run
 from multitudes.engine.selected_output import selection_of
 from multitudes.engine.undisturbed import undisturbed
@@ -76,6 +77,8 @@ class Ensemble(nn.Module):
         """The axis of the classes in one network's output, 1 or -1; None if nobody said, which means 1."""
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
+        self.recorded: Recorded | None = None
+        """Recorded calls, if the ensemble is frozen."""
         self._warned = False
         self._reduction_check = ReductionCheck()
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
@@ -160,6 +163,8 @@ class Ensemble(nn.Module):
             if self.method.draws and self.method.draws_by_shape and not self.is_frozen:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
+                if self.recorded is not None and rows is None and not per_member:
+                    return self.recorded.run(self.engine, call)
                 return self.run_drawn(call, per_member, rows, draws)
             except (RuntimeError, IndexError) as error:
                 if (reason := unlike_example(self, call, error, per_member)) is None:

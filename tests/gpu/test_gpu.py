@@ -277,6 +277,44 @@ class TestFrozen:
         torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2 * float(wanted.abs().max()))
         assert any("fused_kernel" in event.key for event in profile.key_averages())
 
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "autocast"])
+    def test_small_calls_are_recorded(self, dtype: torch.dtype | None) -> None:
+        """A replay gives what the kernels give: for other inputs, other rows, another stream, weights that changed or moved."""
+        ens = mt.ensemble(CNN().cuda(), mt.Deep(members=M), images(torch.float32)).eval()
+        plain, fast = ens.freeze(), ens.freeze()
+        plain.recorded = None
+
+        def compare(rows: int) -> None:
+            x = images(torch.float32, rows)
+            with torch.no_grad(), torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
+                torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
+
+        for rows in (B, B, 3, B, 3, 3, B):
+            compare(rows)
+        assert [replay is not None for replay in fast.recorded.replays.values()] == [True, True]
+        with torch.no_grad():
+            for mine, other in zip(fast.parameters(), plain.parameters(), strict=True):
+                mine.mul_(1.25)
+                other.mul_(1.25)
+        compare(B)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            compare(B)
+        compare(B)
+        fast, plain = fast.cpu().cuda(), plain.cpu().cuda()
+        for _ in range(3):
+            compare(B)
+
+    def test_methods_are_recorded(self) -> None:
+        for method in (mt.Packed(members=2, alpha=1), mt.Masksembles(members=M), mt.BatchEnsemble(members=M)):
+            ens = mt.ensemble(resnet18(width=0.25).cuda(), method, torch.randn(2, 3, 32, 32, device="cuda"), seed=0).eval()
+            fast = ens.freeze()
+            for _ in range(3):
+                x = torch.randn(4, 3, 32, 32, device="cuda")
+                with torch.no_grad():
+                    torch.testing.assert_close(fast(x), ens(x), rtol=1e-3, atol=1e-3)
+            assert [replay is not None for replay in fast.recorded.replays.values()] == [True]
+
 
 class TestChannelsLast:
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "autocast"])

@@ -57,11 +57,14 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
 
     Layers that take a member for each row then run as fold, which launches what one network launches.
     """
-    if engine.tuned or engine.chunk is not None or engine.device_type == "cpu":
+    if engine.tuned or engine.chunk is not None or engine.template.training or torch.compiler.is_compiling():
         return False
-    if engine.template.training or torch.compiler.is_compiling():
-        return False
-    return engine.input_bytes * sum(tensor.numel() for tensor in call.tensors()) < FEW_BYTES
+    return is_small_on_gpu(engine, call)
+
+
+def is_small_on_gpu(engine: Engine, call: Inputs) -> bool:
+    """Whether a call is on a GPU, and one member's activations have less than `FEW_BYTES`."""
+    return engine.device_type != "cpu" and engine.input_bytes * sum(t.numel() for t in call.tensors()) < FEW_BYTES
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:

@@ -1,7 +1,7 @@
 """freeze: an ensemble for prediction whose network is the traced graph of a member, with BatchNorm folded.
 
 The graph has no modules and no norms, so a call has less to do, most of all for few rows. Images have channels last. All
-executors run it as they run the network that it was made from.
+executors run it as they run the network that it was made from. On a GPU small calls are CUDA graphs (`recorded.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multitudes.engine.loop import run_loop
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
 from multitudes.engine.proof.outcome import restored
 from multitudes.engine.proof.smaller import LARGE
+from multitudes.engine.recorded import Recorded
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
@@ -56,7 +57,10 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
         read_all_channels(graph)
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
-    engine = Engine(template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk)
+    engine = Engine(
+        template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk,
+        input_bytes=used.engine.input_bytes,
+    )  # fmt: skip
     engine.refresh()
     engine.example = take_rows(inputs, engine.batch_axis, torch.arange(2))  # for executors that are tried later
     few = first_members(engine, min(engine.members, 2))
@@ -71,6 +75,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
         engine, used.method, task=used.task, seed=used.seed, base=used.base, plan=_plan(used.plan, engine, norms), compact=True
     )
     new.calibrator, new.class_axis, new.is_frozen = ensemble.calibrator, ensemble.class_axis, True
+    new.recorded = Recorded()
     return new.eval().to(memory_format=torch.channels_last) if template.channels_last else new.eval()
 
 

@@ -1,0 +1,131 @@
+"""Recorded calls: a frozen ensemble on a GPU runs small predictions as CUDA graphs, one launch for all kernels of a call.
+
+A small call takes the time of its launches, not of its kernels. A frozen network is a graph without Python of its own, so what
+it launches depends on shapes, precisions and where its tensors lie, and on nothing else. The second call of a kind is recorded;
+from then on calls of that kind are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.run import is_small_on_gpu, run
+from multitudes.engine.state import Engine
+
+MOST = 16
+"""Kinds of calls that are recorded; others run as usual."""
+
+
+class Replay:
+    """A CUDA graph of one call, with the memory that it reads inputs from and writes its output to."""
+
+    def __init__(self, call: Callable[[list[Tensor]], Tensor], tensors: list[Tensor], other: Replay | None) -> None:
+        """Records a call; `other` is a recording whose memory for intermediate results this one uses too."""
+        self.device = tensors[0].device
+        with torch.cuda.device(self.device):
+            self.inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                call(self.inputs)  # libraries choose their kernels before the recording, which must not measure
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            pool = None if other is None else other.graph.pool()
+            with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                self.output = call(self.inputs)
+            self.done = torch.cuda.Event()
+            self.done.record()
+
+    def __call__(self, tensors: list[Tensor]) -> Tensor:
+        """Runs the graph on these inputs. Calls from several streams wait for each other: they share the memory."""
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.done)
+            for mine, given in zip(self.inputs, tensors, strict=True):
+                mine.copy_(given)
+            self.graph.replay()
+            output = self.output.clone()
+            self.done.record(stream)
+        return output
+
+
+class Recorded:
+    """The recorded calls of one frozen ensemble."""
+
+    def __init__(self) -> None:
+        self.replays: dict[Any, Replay | None] = {}  # by kind of call; None after its first call, and if it cannot be recorded
+        self.failed: set[Any] = set()
+        self.places: tuple[int, ...] = ()  # where the ensemble's tensors lie in memory: recordings read them there
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorded:
+        return Recorded()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recorded, ()
+
+    def run(self, engine: Engine, call: Inputs) -> Any:
+        """Runs a plain call of all members: as a recording if there is one, else as usual."""
+        if not can_be_recorded(engine, call):
+            return run(engine, call, False, None)
+        places = tuple([t.data_ptr() for t in (*engine.parameters().values(), *engine.buffers().values())])
+        if places != self.places:  # tensors were moved or cast
+            self.replays, self.failed, self.places = {}, set(), places
+        kind = _kind(call)
+        if kind in self.replays and kind not in self.failed:
+            replay = self.replays[kind] or self._record(engine, call, kind)
+            if replay is not None:
+                return replay(call.tensors())
+        elif len(self.replays) < MOST:
+            self.replays.setdefault(kind)
+        return run(engine, call, False, None)
+
+    def _record(self, engine: Engine, call: Inputs, kind: Any) -> Replay | None:
+        other = next((replay for replay in self.replays.values() if replay is not None), None)
+        try:
+            self.replays[kind] = Replay(lambda own: run(engine, call.refill(own), False, None), call.tensors(), other)
+        except RuntimeError:  # an operation that waits for the GPU cannot be recorded
+            self.failed.add(kind)
+        return self.replays[kind]
+
+
+def can_be_recorded(engine: Engine, call: Inputs) -> bool:
+    """Whether a call of a frozen ensemble is small, on one GPU, of plain tensors without gradients, and seen by no mode."""
+    given = (*call.args, *call.kwargs.values())
+    if not given or not all(_is_plain(value) for value in given) or len({value.device for value in given}) > 1:
+        return False
+    if engine.chunk is not None or not is_small_on_gpu(engine, call) or engine.is_hooked():
+        return False
+    return not torch.cuda.is_current_stream_capturing() and not _is_watched()
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is not Tensor or not value.is_cuda or value.layout != torch.strided:
+        return False
+    return not (torch.is_grad_enabled() and value.requires_grad)
+
+
+def _is_watched() -> bool:
+    """Whether a mode or a transform of torch.func would miss the operations of a replay."""
+    watched = _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None
+    return bool(watched) or functorch.maybe_current_level() is not None
+
+
+def _kind(call: Inputs) -> Any:
+    """Returns what decides which kernels a call launches: shapes, layouts, precisions, and torch's switches for them."""
+    given = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in call.tensors())
+    cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    switches = (
+        cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32,
+        products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction,
+        torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled(), torch.is_grad_enabled(),
+    )  # fmt: skip
+    return given, tuple(call.kwargs), cast, switches
