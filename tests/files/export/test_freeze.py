@@ -14,6 +14,9 @@ from zoo import FIVE, ZOO, refusal
 
 import multitudes as mt
 from multitudes.engine.kernels.fused import FUSED
+from multitudes.files.export import freeze
+from multitudes.files.export.constants import fold_constants
+from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.freeze import FrozenNetwork, graph_module
 from multitudes.files.export.fuse import read_all_channels
 from multitudes.files.export.trace import MemberGraph, trace_member
@@ -230,3 +233,41 @@ def run_members(module: nn.Module, graph: MemberGraph, x: Tensor) -> Tensor:
     every = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     each = [{n: t[m] if n in graph.owned else t for n, t in every.items()} for m in range(graph.members)]
     return torch.stack([torch.func.functional_call(module, mine, (x,)) for mine in each])
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=3), mt.Masksembles(members=3), mt.EMP(members=3)], ids=repr)
+def test_kernels_of_members_are_formed_once(method: mt.Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: no factor, mask or scale is left between convolutions, and no operation on stored tensors alone."""
+    monkeypatch.setattr(freeze, "fold_factors", lambda graph, most: fold_factors(graph, 2**32))
+    ens, x = made(method), torch.randn(5, 3, 8, 8)
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    frozen = ens.freeze()
+    torch.testing.assert_close(frozen(x), ens(x), rtol=1e-4, atol=1e-4)
+    nodes = list(frozen.template.graph.graph.nodes)
+    stored = {node for node in nodes if node.op == "get_attr"}
+    calls = [node for node in nodes if node.op == "call_function"]
+    assert [node for node in calls if node.all_input_nodes and set(node.all_input_nodes) <= stored] == []
+    convolutions = [node for node in calls if node.target is FUSED]
+    assert len(convolutions) == 2
+    assert [node for node in calls if node.target is torch.mul and set(node.users) & set(convolutions)] == []
+
+
+def test_random_operations_on_stored_tensors_stay() -> None:
+    """What is drawn in every call is not drawn once."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + 2 * self.scale * 0 + torch.bernoulli(0.5 * self.scale)
+
+    graph = trace_member(
+        mt.ensemble(Noisy(), mt.Deep(members=2), torch.randn(2, 3), check=False), mt.Inputs(torch.randn(2, 3)), None
+    )
+    before = [node.name for node in graph.graph.nodes if "bernoulli" in str(node.target)]
+    assert before and fold_constants(graph) == 2, "the scaled tensor, and what is drawn by"
+    assert [node.name for node in graph.graph.nodes if "bernoulli" in str(node.target)] == before

@@ -55,16 +55,16 @@ class _Layer:
         return self.node.args[1]
 
 
-def fold_factors(graph: MemberGraph, merge: bool) -> None:
+def fold_factors(graph: MemberGraph, most: int) -> None:
     """Folds the vectors around layers, in place.
 
-    merge   whether shared kernels and members' vectors become kernels of members, smallest first, as long as all of these
-            together have at most `LARGEST` bytes; otherwise a scale and a shift of each member follow the convolution
+    most   shared kernels and members' vectors become kernels of members, smallest first, as long as all of these together
+           have at most so many bytes; otherwise a scale and a shift of each member follow the convolution
     """
     folding = _Folding(graph)
     nodes = list(graph.graph.nodes)
     layers = [layer for node in nodes if (layer := folding.layer(node)) is not None]
-    formed = folding.formed(layers) if merge else set()
+    formed = folding.formed(layers, most)
     for node in nodes:
         if (layer := folding.layer(node)) is not None:  # anew: its input may be a layer that was just replaced
             folding.rewrite(layer, node in formed)
@@ -144,14 +144,14 @@ class _Folding:
             layer.scale = self._joined(aten.mul.Tensor, layer.scale, scale)
         return read[0]
 
-    def formed(self, layers: Sequence[_Layer]) -> set[fx.Node]:
-        """Returns the layers whose shared weights and vectors become weights of members: the smallest, up to `LARGEST` bytes.
+    def formed(self, layers: Sequence[_Layer], most: int) -> set[fx.Node]:
+        """Returns the layers whose shared weights and vectors become weights of members: the smallest, up to `most` bytes.
 
         The smallest kernels have the largest images, where a scale and a shift cost most.
         """
         growing = sorted((self._bytes(layer), place) for place, layer in enumerate(layers) if self._grows(layer))
         whole = itertools.accumulate(size for size, _ in growing)
-        return {layers[place].node for total, (_, place) in zip(whole, growing, strict=True) if total <= LARGEST}
+        return {layers[place].node for total, (_, place) in zip(whole, growing, strict=True) if total <= most}
 
     def _bytes(self, layer: _Layer) -> int:
         return 4 * self.graph.members * math.prod(self._shape(layer.weight) or [])
@@ -184,6 +184,7 @@ class _Folding:
                         sizes = [-1 if place == at else 1 for place in range(rank)]
                         weight = self._made(aten.mul.Tensor, weight, self._made(aten.view.default, vector, sizes))
                 new = self._made(node.target, layer.source, weight, shift, *rest)
+                new.meta["val"] = layer.last.meta.get("val")
             else:
                 new = self._made(node.target, node.args[0], weight, shift if layer.scale is None else None, *rest)
                 new.meta["val"] = node.meta["val"]

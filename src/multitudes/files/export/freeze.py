@@ -28,6 +28,7 @@ from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
 from multitudes.files.export.compaction import compacted
+from multitudes.files.export.constants import fold_constants
 from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.fuse import fuse, read_all_channels
 from multitudes.files.export.members import IGNORED
@@ -36,6 +37,10 @@ from multitudes.files.export.trace import MemberGraph, trace_member
 
 TOLERANCE = 1e-4
 """Largest difference of outputs that rounding explains, as a share of the largest output."""
+
+MOST_ON_GPU = 2**32
+"""Bytes up to which a GPU holds kernels of members that are formed from shared kernels and members' factors or masks: a pass
+over the images for each factor takes longer than reading the kernels."""
 
 
 def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
@@ -51,8 +56,9 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     except RunError as error:
         raise ConversionError(f"this ensemble cannot be frozen, so use it as it is. {error}") from error
     norms = fold_norms(graph)
-    fold_factors(graph, merge=False)
     device = next((tensor.device for tensor in inputs.tensors()), torch.device("cpu"))
+    fold_factors(graph, MOST_ON_GPU if device.type == "cuda" else 0)
+    fold_constants(graph)
     if device.type == "cuda":
         read_all_channels(graph)
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)

@@ -20,7 +20,7 @@ from multitudes.engine.modules import named_tensors
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError, RunError
-from multitudes.files.export import onnx_file, program_file
+from multitudes.files.export import factors, onnx_file, program_file
 from multitudes.files.export.about import described, reference_of
 from multitudes.files.export.compaction import compacted, pays
 from multitudes.files.export.factors import fold_factors
@@ -228,7 +228,7 @@ def member_graph(ensemble: Ensemble, inputs: Inputs, small: bool) -> tuple[Ensem
     if smaller is None or graph is None or not (small or pays(graph)):
         smaller, graph = ensemble, trace_member(ensemble, inputs, None)
     fold_norms(graph)
-    fold_factors(graph, merge=not small)
+    fold_factors(graph, 0 if small else factors.LARGEST)
     return smaller, graph
 
 
