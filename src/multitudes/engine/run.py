@@ -23,6 +23,7 @@ from multitudes.engine import (
 )
 from multitudes.engine.choose import choose, draws_in_trunk
 from multitudes.engine.inputs import Inputs, count_rows
+from multitudes.engine.rows import values_of
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
 from multitudes.engine.vmap import SLOW
@@ -103,6 +104,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             f"BatchNorm {listed(shared)} is shared by members, so in training it must see all rows at once. "
             f"That needs fold, which cannot run this model: {why}. Put this BatchNorm into eval mode"
         )
+    members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
 
 
@@ -114,10 +116,11 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
         raise InputError(
             f"rows= must be {count} whole numbers, one per row, not {members.dtype} of shape {list(members.shape)}"
         )
-    members = members.long()
-    if not torch.compiler.is_compiling() and count and not (int(members.min()) >= 0 and int(members.max()) < engine.members):
-        raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
-    return members
+    if count and not torch.compiler.is_compiling():
+        values = values_of(members)
+        if int(values.min()) < 0 or int(values.max()) >= engine.members:
+            raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
+    return members.long()
 
 
 _untraced_slots = torch._disable_dynamo(run_slots_in_turn)  # type: ignore[attr-defined]
