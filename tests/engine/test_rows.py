@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -106,7 +107,20 @@ class TestEntriesOfRows:
 class Counter(TorchDispatchMode):
     """Counts operations that launch something, forward and backward."""
 
-    VIEWS = ("view", "select", "expand", "unsqueeze", "squeeze", "detach", "unbind", "slice", "as_strided", "alias", "t.", "reshape")
+    VIEWS = (
+        "view",
+        "select",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "unbind",
+        "slice",
+        "as_strided",
+        "alias",
+        "t.",
+        "reshape",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +159,30 @@ def test_a_step_looks_up_all_layers_together(monkeypatch: pytest.MonkeyPatch) ->
     assert lookups[0] < 20
     assert lookups[1] > 80
     assert casts[0] < casts[1] - 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=M, feed="part"), mt.Masksembles(members=M, feed="part")], ids=str)
+def test_a_compiled_step(method: mt.Method) -> None:
+    """Values and gradients of eager mode, and of members one by one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    ens, x, names = (
+        mt.ensemble(net, method, torch.randn(2, 3, 6, 6), seed=0).train(),
+        torch.randn(5, 3, 6, 6),
+        torch.tensor([2, 0, 0, 1, 2]),
+    )
+    found = []
+    for run in (ens, torch.compile(ens, backend="aot_eager", fullgraph=True), lambda x, rows: ens(x)[rows, torch.arange(5)]):
+        ens.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y = run(x, rows=names)
+        y.square().sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in ens.parameters())])
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 class TestRowsOfABatch:

@@ -31,6 +31,7 @@ from multitudes.engine.state import SEEDS, Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
+
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, on M times the rows. Shape: ``[M, B, ...]``."""
     folded = join_slots(inputs, engine.batch_axis) if per_member else tile_rows(inputs, engine.batch_axis, engine.members)

@@ -32,6 +32,9 @@ from multitudes.errors import InputError, RunError, listed
 FEW_BYTES = 2**31
 """Activations of one member, in bytes, below which a GPU of today waits for its launches."""
 
+FULL_BYTES = {"train": 7 * 2**29, "eval": 5 * 2**29}
+"""Activations of one member, in bytes, from which a network of matrices fills a GPU of today, in each mode."""
+
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -47,6 +50,8 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     name = choose(engine, per_member)
     if name == "vmap" and not per_member and _launches_count(engine, call) and takes_rows(engine):
         name = "fold"
+    if name == "vmap" and _member_fills_device(engine, call, per_member):
+        name = "loop"
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)
@@ -58,11 +63,39 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
 
     Layers that take a member for each row then run as fold, which launches what one network launches.
     """
-    if engine.tuned or engine.chunk is not None or engine.device_type == "cpu":
+    if not _may_choose(engine) or engine.template.training:
         return False
-    if engine.template.training or torch.compiler.is_compiling():
+    return _bytes_of_member(engine, call, False) < FEW_BYTES
+
+
+def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool:
+    """Whether each member keeps a GPU busy alone, so that members had better run in turn.
+
+    A batched product of matrices adds biases, and members' norms scale, in passes of their own, which one network needs not.
+    Convolutions of all members need no such passes, and members that share something compute it once.
+    """
+    if not _may_choose(engine) or engine.shares:
         return False
-    return engine.input_bytes * sum(tensor.numel() for tensor in call.tensors()) < FEW_BYTES
+    if _bytes_of_member(engine, call, per_member) < FULL_BYTES["train" if engine.template.training else "eval"]:
+        return False
+    sizes = {True: 0, False: 0}
+    for tensor in engine.parameters().values():
+        if tensor.ndim > 2:  # with the axis of members
+            sizes[tensor.ndim == 3] += tensor.numel()
+    return sizes[True] > sizes[False]
+
+
+def _may_choose(engine: Engine) -> bool:
+    """Whether a call may take another executor than the picked one, by its size: on a GPU, if nobody has measured."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (engine.tuned or engine.chunk is not None or engine.device_type == "cpu")
+
+
+def _bytes_of_member(engine: Engine, call: Inputs, per_member: bool) -> float:
+    """Returns the bytes of one member's activations; with `per_member` the call has inputs of all of them."""
+    entries = sum(tensor.numel() for tensor in call.tensors())
+    return engine.input_bytes * entries / (engine.members if per_member else 1)
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:

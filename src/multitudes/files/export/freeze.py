@@ -57,6 +57,8 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk)
+    if device.type != "cpu":  # there calls of many rows take another executor, and members run in chunks
+        engine.input_bytes = used.engine.input_bytes
     engine.refresh()
     engine.example = take_rows(inputs, engine.batch_axis, torch.arange(2))  # for executors that are tried later
     few = first_members(engine, min(engine.members, 2))
