@@ -32,6 +32,7 @@ from multitudes.engine.draws import draw_all, drawn_member
 from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
 from multitudes.engine.modules import Factory
 from multitudes.engine.proof.smaller import SmallExample, smaller
+from multitudes.engine.rows import split_evenly
 from multitudes.engine.seeds import member_seed
 from multitudes.errors import InputError
 from multitudes.settings import Count, Settings, check_settings
@@ -292,9 +293,9 @@ class Method(Settings):
 
 def split_rows(batch: Batch, members: int, rng: torch.Generator) -> Batch:
     """Assigns each row of a batch to one member, in blocks of nearly equal size, starting with a random member."""
-    count = batch.count
     first = int(torch.randint(members, (), generator=by_rank(rng)))
-    rows = (torch.arange(count) * members // max(count, members) + first) % members
+    device = next((tensor.device for tensor in tree.tensors((batch.inputs, batch.kwargs))), torch.device("cpu"))
+    rows = split_evenly(batch.count, members, first, device)
     return replace(batch, kwargs={**batch.kwargs, "rows": rows})
 
 

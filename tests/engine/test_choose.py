@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from engine.separate import B, M
@@ -10,7 +13,7 @@ from torch import nn
 import multitudes as mt
 from multitudes.engine import EXECUTORS, run_fold
 from multitudes.engine.choose import choose, draws_in_trunk, is_exporting, vmap_is_right
-from multitudes.engine.run import FEW_BYTES
+from multitudes.engine.run import FEW_BYTES, FULL_BYTES
 
 
 def headed() -> mt.Ensemble:
@@ -78,6 +81,71 @@ def test_small_predictions_on_a_gpu_are_rows_of_one_network(method: mt.Method, m
         torch.testing.assert_close(ens(x), expected)
         assert not folded, setting
         setattr(ens.engine, setting, before)
+
+
+def matrices() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(4, 6, 1), nn.Flatten(), nn.LayerNorm(18), nn.Linear(18, 20), nn.GELU(), nn.Linear(20, 3))
+
+
+def kernels() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(4, 60, 3, padding=1), nn.Flatten(), nn.Linear(180, 3))
+
+
+class TestMembersThatFillAGPU:
+    """Networks of matrices run in turn, unless chunk= or tune says otherwise, or members share something."""
+
+    def calls(self, ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch, per_member: bool = False) -> list[str]:
+        """Returns the executors of a step, after comparing its outputs and gradients with those of both."""
+        assert {"loop", "vmap"} <= set(ens.engine.proven["train"]) & set(ens.engine.proven["eval"])
+        x, run = torch.randn(*([M] if per_member else []), B, 4, 3), []
+        found = {}
+        for name, executor in EXECUTORS.items():
+            monkeypatch.setitem(EXECUTORS, name, functools.partial(self.noted, run, name, executor))
+        for name in ("", "loop", "vmap"):
+            ens.engine.picked = dict.fromkeys(("train", "eval"), name or "vmap")
+            ens.zero_grad()
+            with monkeypatch.context() as patch:
+                patch.setattr(type(ens.engine), "device_type", "cpu" if name else "cuda")
+                y = ens(x, per_member=per_member)
+            y.square().sum().backward()
+            found[name] = [y.detach(), *(p.grad.clone() for p in ens.parameters())]
+        assert run[1:] == ["loop", "vmap"]
+        for name in ("loop", "vmap"):
+            for ours, theirs in zip(found[""], found[name], strict=True):
+                torch.testing.assert_close(ours, theirs)
+        return run[:1]
+
+    @staticmethod
+    def noted(run: list[str], name: str, executor: Callable[..., object], *args: object, **kwargs: object) -> object:
+        run.append(name)
+        return executor(*args, **kwargs)
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("per_member", [True, False])
+    def test_values_and_gradients(self, training: bool, per_member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        ens = mt.ensemble(matrices(), mt.Deep(members=M), torch.randn(2, 4, 3), seed=0).train(training)
+        each = FULL_BYTES["train" if training else "eval"] / (B * 12)
+        ens.engine.input_bytes = 0.99 * each
+        assert self.calls(ens, monkeypatch, per_member) == ["vmap"]
+        ens.engine.input_bytes = 1.01 * each
+        assert self.calls(ens, monkeypatch, per_member) == ["loop"]
+
+    @pytest.mark.parametrize(
+        ("net", "keep", "setting"),
+        [(kernels, [], None), (matrices, ["0"], None), (matrices, [], ("tuned", True)), (matrices, [], ("chunk", M))],
+    )
+    def test_others(
+        self,
+        net: Callable[[], nn.Module],
+        keep: list[str],
+        setting: tuple[str, object] | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        ens = mt.ensemble(net(), mt.Deep(members=M), torch.randn(2, 4, 3), keep=keep, seed=0).eval()
+        ens.engine.input_bytes = 2.0 * FULL_BYTES["eval"]
+        if setting:
+            setattr(ens.engine, *setting)
+        assert self.calls(ens, monkeypatch) == ["vmap"]
 
 
 def test_noise_in_a_trunk() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import EXECUTORS, fold, run_fold
-from multitudes.engine.fold import FEW_MEMBERS, of_rows
 
 
 def shared_norm(**norm: object) -> nn.Sequential:
@@ -396,19 +395,3 @@ class TestRowsOfTheirOwn:
             found.append([output.detach(), *(p.grad.clone() for p in ens.parameters()), *(b.clone() for b in ens.buffers())])
         for fast, plain in zip(*found, strict=True):
             torch.testing.assert_close(fast, plain)
-
-
-@pytest.mark.parametrize("members", [3, FEW_MEMBERS + 1])
-def test_compiled_entries_of_rows(members: int) -> None:
-    """Values and gradients of an index, also where another member's entry is not a number."""
-    table = torch.randn(members, 5, dtype=torch.float64, requires_grad=True)
-    rows = torch.tensor([2, 0, 0, 2, 1])
-    compiled = torch.compile(of_rows, backend="aot_eager")
-    found = compiled(table, rows)
-    assert torch.equal(found, table[rows])
-    weights = torch.randn_like(found)
-    ours, wanted = (torch.autograd.grad((y * weights).sum(), table)[0] for y in (found, table[rows]))
-    torch.testing.assert_close(ours, wanted)
-    with torch.no_grad():
-        table[1] = torch.nan
-    assert not compiled(table, rows)[:4].isnan().any()

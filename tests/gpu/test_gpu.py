@@ -14,6 +14,7 @@ from laws.compare import owned, run_by
 from torch import Tensor, nn
 
 import multitudes as mt
+from multitudes.engine import fold
 from multitudes.engine.counting import multiply_adds
 from multitudes.models import ResNet, resnet18
 
@@ -152,6 +153,30 @@ class TestExecutors:
         assert there.device.type == "cuda"
         torch.testing.assert_close(there.cpu(), here)
         torch.testing.assert_close(ens.cpu()(x.cpu()), here)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_rows_of_a_batch(self, dtype: torch.dtype) -> None:
+        """Their members' values and gradients, and after a first step nothing waits for the GPU."""
+        half = dtype is torch.bfloat16
+        x = images(torch.float32 if half else dtype)
+        ens = mt.ensemble(CNN().to(x), mt.BatchEnsemble(members=M, feed="part"), x, seed=0).train()
+        ens(x, rows=ens.batch(x, None).kwargs["rows"])
+        found = []
+        for together in (True, False):
+            ens.zero_grad()
+            with contextlib.ExitStack() as stack:
+                patch = stack.enter_context(pytest.MonkeyPatch.context())
+                stack.enter_context(torch.autocast("cuda", torch.bfloat16, enabled=half))
+                if not together:
+                    patch.setattr(fold, "of_each_row", lambda tensors, members: {n: t[members] for n, t in tensors.items()})
+                torch.cuda.set_sync_debug_mode("error" if together else "default")
+                stack.callback(torch.cuda.set_sync_debug_mode, "default")
+                ens.generator.manual_seed(0)
+                y = ens(x, rows=ens.batch(x, None).kwargs["rows"])
+            y.float().square().mean().backward()
+            found.append([y.detach(), *(p.grad.clone() for p in ens.parameters())])
+        for ours, plain in zip(*found, strict=True):
+            torch.testing.assert_close(ours, plain)
 
     def test_rows_and_inputs_of_each_members_own(self) -> None:
         ens = converted("CNN", "Deep", torch.float64).eval()

@@ -26,12 +26,10 @@ from multitudes.engine.modules import (
     plain_attention,
     uses_batch,
 )
+from multitudes.engine.rows import of_each_row, of_repeated_rows
 from multitudes.engine.state import SEEDS, Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
-
-FEW_MEMBERS = 8
-"""Up to so many members, `of_rows` looks at all of them."""
 
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
@@ -40,7 +38,7 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     count = count_rows(folded, engine.batch_axis) // engine.members
     if takes_rows(engine):
         with _counted_once(engine, engine.members * count) if not per_member else contextlib.nullcontext():
-            output = call(engine, _tensors_per_row(engine, count), folded)[0]
+            output = call(engine, of_repeated_rows(_member_tensors(engine), count), folded)[0]
     else:
         places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
         output = _run(engine, folded, places, tiled=not per_member)
@@ -58,7 +56,8 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
 
 def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     """Runs each row by its member; `members` ``[B]`` names the member of each row. Shape: ``[B, ...]``."""
-    return _run(engine, inputs, [(members == m).nonzero().flatten() for m in range(engine.members)])
+    device = _device(engine)
+    return _run(engine, inputs, [(members == m).nonzero().flatten().to(device) for m in range(engine.members)])
 
 
 def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
@@ -67,28 +66,11 @@ def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     Every layer must accept member tensors with one entry per row, ``[B, ...]``.
     """
     places = members.to(_device(engine))
-    return call(engine, {name: of_rows(t, places) for name, t in _member_tensors(engine)}, inputs)[0]
+    return call(engine, of_each_row(_member_tensors(engine), places), inputs)[0]
 
 
-def of_rows(tensor: Tensor, members: Tensor) -> Tensor:
-    """Returns each row's entry of ``[M, ...]``; `members` ``[B]`` names the member of each row. Shape: ``[B, ...]``.
-
-    The gradient of an index is added up entry by entry. A compiled program for few members looks at all entries and leaves out
-    those of other members: the gradient is then one sum, without launches of its own.
-    """
-    if not (torch.compiler.is_compiling() and tensor.requires_grad) or len(tensor) > FEW_MEMBERS:
-        return tensor[members]
-    own = members == torch.arange(len(tensor), device=members.device).unsqueeze(1)
-    return torch.where(own.view(*own.shape, *(1,) * (tensor.ndim - 1)), tensor.unsqueeze(1), 0).sum(0)
-
-
-def _tensors_per_row(engine: Engine, count: int) -> dict[str, Tensor]:
-    """Repeats the member tensors for `count` rows of each member: ``[(M B), ...]``."""
-    return {n: t.unsqueeze(1).expand(-1, count, *t.shape[1:]).flatten(0, 1) for n, t in _member_tensors(engine)}
-
-
-def _member_tensors(engine: Engine) -> list[tuple[str, Tensor]]:
-    return [(n, t) for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned]
+def _member_tensors(engine: Engine) -> dict[str, Tensor]:
+    return {n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned}
 
 
 def takes_rows(engine: Engine) -> bool:

@@ -23,6 +23,7 @@ from multitudes.engine import (
 )
 from multitudes.engine.choose import choose, draws_in_trunk
 from multitudes.engine.inputs import Inputs, count_rows
+from multitudes.engine.rows import values_of
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
 from multitudes.engine.vmap import SLOW
@@ -30,6 +31,9 @@ from multitudes.errors import InputError, RunError, listed
 
 FEW_BYTES = 2**31
 """Activations of one member, in bytes, below which a GPU of today waits for its launches."""
+
+FULL_BYTES = {"train": 7 * 2**29, "eval": 5 * 2**29}
+"""Activations of one member, in bytes, from which a network of matrices fills a GPU of today, in each mode."""
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -46,6 +50,8 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     name = choose(engine, per_member)
     if name == "vmap" and not per_member and _launches_count(engine, call) and takes_rows(engine):
         name = "fold"
+    if name == "vmap" and _member_fills_device(engine, call, per_member):
+        name = "loop"
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
         return _untraced_loop(engine, call, per_member)
@@ -57,14 +63,44 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
 
     Layers that take a member for each row then run as fold, which launches what one network launches.
     """
-    if engine.tuned or engine.chunk is not None or engine.template.training or torch.compiler.is_compiling():
+    if not _may_choose(engine) or engine.template.training:
         return False
     return is_small_on_gpu(engine, call)
 
 
 def is_small_on_gpu(engine: Engine, call: Inputs) -> bool:
     """Whether a call is on a GPU, and one member's activations have less than `FEW_BYTES`."""
-    return engine.device_type != "cpu" and engine.input_bytes * sum(t.numel() for t in call.tensors()) < FEW_BYTES
+    return engine.device_type != "cpu" and _bytes_of_member(engine, call, False) < FEW_BYTES
+
+
+def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool:
+    """Whether each member keeps a GPU busy alone, so that members had better run in turn.
+
+    A batched product of matrices adds biases, and members' norms scale, in passes of their own, which one network needs not.
+    Convolutions of all members need no such passes, and members that share something compute it once.
+    """
+    if not _may_choose(engine) or engine.shares:
+        return False
+    if _bytes_of_member(engine, call, per_member) < FULL_BYTES["train" if engine.template.training else "eval"]:
+        return False
+    sizes = {True: 0, False: 0}
+    for tensor in engine.parameters().values():
+        if tensor.ndim > 2:  # with the axis of members
+            sizes[tensor.ndim == 3] += tensor.numel()
+    return sizes[True] > sizes[False]
+
+
+def _may_choose(engine: Engine) -> bool:
+    """Whether a call may take another executor than the picked one, by its size: on a GPU, if nobody has measured."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (engine.tuned or engine.chunk is not None or engine.device_type == "cpu")
+
+
+def _bytes_of_member(engine: Engine, call: Inputs, per_member: bool) -> float:
+    """Returns the bytes of one member's activations; with `per_member` the call has inputs of all of them."""
+    entries = sum(tensor.numel() for tensor in call.tensors())
+    return engine.input_bytes * entries / (engine.members if per_member else 1)
 
 
 def run_slots(engine: Engine, call: Inputs) -> Any:
@@ -106,6 +142,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             f"BatchNorm {listed(shared)} is shared by members, so in training it must see all rows at once. "
             f"That needs fold, which cannot run this model: {why}. Put this BatchNorm into eval mode"
         )
+    members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
 
 
@@ -117,10 +154,11 @@ def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
         raise InputError(
             f"rows= must be {count} whole numbers, one per row, not {members.dtype} of shape {list(members.shape)}"
         )
-    members = members.long()
-    if not torch.compiler.is_compiling() and count and not (int(members.min()) >= 0 and int(members.max()) < engine.members):
-        raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
-    return members
+    if count and not torch.compiler.is_compiling():
+        values = values_of(members)
+        if int(values.min()) < 0 or int(values.max()) >= engine.members:
+            raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
+    return members.long()
 
 
 _untraced_slots = torch._disable_dynamo(run_slots_in_turn)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from multitudes.engine.modules import inside
+from multitudes.engine.rows import in_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -187,7 +188,7 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
     Values are ``[C]``, or ``[B, C]`` for one set per row. Rows are the first axis of x, which may have several entries per row.
     """
     trailing = len(getattr(layer, "kernel_size", ()))
-    values = values.to(x.dtype)  # under autocast outputs have a narrower dtype than parameters, and must keep it
+    values = in_dtype(values, x.dtype)  # under autocast outputs have a narrower dtype than parameters, and must keep it
     if values.ndim == 1:
         return values.view(-1, *(1 for _ in range(trailing)))
     between = x.ndim - 2 - trailing

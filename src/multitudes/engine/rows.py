@@ -1,0 +1,120 @@
+"""Rows of members: calls in which each row of a batch has its own member, which `rows=` names.
+
+Layers that take one entry per row of their member tensors get them from here. A GPU that runs a step layer by layer waits for
+launches, so tensors of one shape are looked up together, and cast together under autocast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from multitudes.engine.modules import under_autocast
+
+FEW_MEMBERS = 8
+"""Up to so many members, a lookup on a GPU looks at all of them."""
+
+BYTES = 2**26
+"""Bytes of all members' entries that a lookup on a GPU makes at once."""
+
+
+def split_evenly(count: int, members: int, first: int, device: torch.device) -> Tensor:
+    """Assigns rows to members in blocks of nearly equal size, starting with member `first`. Shape: ``[B]``.
+
+    They are computed on the device: copied there, they would make the GPU wait. Their values are noted with them.
+    """
+    size = max(count, members)
+    places = [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
+    starts = (torch.arange(first * size, first * size + count * members, members, device=place) for place in places)
+    *values, rows = [start // size % members for start in starts]
+    if values:
+        _note(rows, values[0])
+    return rows
+
+
+def values_of(rows: Tensor) -> Tensor:
+    """Returns `rows` on the CPU. They are noted with the tensor, so a GPU is waited for once, and not for rows made here."""
+    if rows.device.type == "cpu" or rows.is_inference():
+        return rows.cpu()
+    version, values = getattr(rows, "multitudes_values", (None, None))
+    if values is None or version != rows._version:
+        values = rows.cpu()
+        _note(rows, values)
+    return values
+
+
+def _note(rows: Tensor, values: Tensor) -> None:
+    rows.multitudes_values = (rows._version, values)  # type: ignore[attr-defined]
+
+
+def of_each_row(tensors: Mapping[str, Tensor], members: Tensor) -> dict[str, Tensor]:
+    """Returns each row's entries of tensors ``[M, ...]``; `members` ``[B]`` names the member of each row: ``[B, ...]``."""
+    if not tensors:
+        return {}
+    count = len(next(iter(tensors.values())))
+    own = members == torch.arange(count, device=members.device).unsqueeze(1)  # [M, B]
+    return _together(tensors, len(members), lambda table: of_rows(table, members, own))
+
+
+def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Returns the entries of tensors ``[M, ...]`` for `count` rows of each member: ``[(M B), ...]``."""
+    return _together(tensors, count, lambda table: table.unsqueeze(2).expand(-1, -1, count, *table.shape[2:]).flatten(1, 2))
+
+
+def of_rows(table: Tensor, members: Tensor, own: Tensor) -> Tensor:
+    """Returns each row's entries of K tensors in one ``[K, M, ...]``; `own` ``[M, B]`` says whose row it is: ``[K, B, ...]``.
+
+    The gradient of an index is added up entry by entry. With few members, a GPU and a compiled program look at all entries and
+    leave out those of other members: the gradient is then one sum, which a compiler joins with what is around it.
+    """
+    if not table.requires_grad:
+        return table.index_select(1, members)
+    if (torch.compiler.is_compiling() or table.is_cuda) and len(own) <= FEW_MEMBERS:
+        own = own.view(1, *own.shape, *(1 for _ in table.shape[2:]))
+        return torch.where(own, table.unsqueeze(2), 0).sum(1)
+    if torch.compiler.is_compiling() or not table.is_floating_point():
+        return table[:, members]
+    places = members + torch.arange(0, len(table) * len(own), len(own), device=members.device).unsqueeze(1)
+    rows = F.embedding(places, table.reshape(len(table) * len(own), math.prod(table.shape[2:])))
+    return rows.view(*places.shape, *table.shape[2:])
+
+
+def _together(tensors: Mapping[str, Tensor], rows: int, find: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Looks up all tensors by `find`, which takes K of them as one ``[K, M, ...]``.
+
+    A compiled program has no use for that: there a lookup is part of the kernel that multiplies by it.
+    """
+    if torch.compiler.is_compiling():
+        return {name: find(tensor.unsqueeze(0)).squeeze(0) for name, tensor in tensors.items()}
+    found: dict[str, Tensor] = {}
+    for names in _alike(tensors, rows):
+        table = torch.stack([tensors[name] for name in names])
+        entries = find(table)
+        found.update(zip(names, entries.unbind(0), strict=True))
+        kind = table.device.type
+        if table.is_floating_point() and under_autocast(kind) and torch.get_autocast_dtype(kind) is not table.dtype:
+            for name, lower in zip(names, entries.to(torch.get_autocast_dtype(kind)).unbind(0), strict=True):
+                found[name].multitudes_lowered = lower  # type: ignore[attr-defined]
+    return found
+
+
+def _alike(tensors: Mapping[str, Tensor], rows: int) -> Iterator[Sequence[str]]:
+    """Yields the names of tensors that can be looked up together, as many as `BYTES` allows."""
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad), []).append(name)
+    for names in kinds.values():
+        size = max(1, int(BYTES / max(1, tensors[names[0]].nbytes * rows)))
+        yield from (names[at : at + size] for at in range(0, len(names), size))
+
+
+def in_dtype(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    """Casts rows' entries of a tensor; those that were cast together with others are used."""
+    if entries.dtype is dtype or torch.compiler.is_compiling():
+        return entries.to(dtype)
+    lower = getattr(entries, "multitudes_lowered", None)
+    return lower if lower is not None and lower.dtype is dtype else entries.to(dtype)

@@ -1,0 +1,217 @@
+"""Rows of members: lookups of their tensors are those of an index, and a GPU is not waited for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multitudes as mt
+from multitudes.engine import fold, rows
+from multitudes.engine.rows import FEW_MEMBERS, in_dtype, of_each_row, of_repeated_rows, of_rows, split_evenly, values_of
+from multitudes.models import resnet18
+
+M = 3
+KINDS = (("index", "embedding"), "_to_copy")
+"""Operations that look up, with their gradients, and those that cast."""
+
+
+def tables(members: int = M) -> dict[str, Tensor]:
+    """Parameters of two shapes, a buffer of whole numbers, and one value for each member."""
+    torch.manual_seed(0)
+    shapes = {"a": (5,), "b": (5,), "c": (2, 3), "d": ()}
+    found: dict[str, Tensor] = {
+        name: nn.Parameter(torch.randn(members, *shape, dtype=torch.float64)) for name, shape in shapes.items()
+    }
+    return {**found, "e": torch.arange(members * 2).view(members, 2)}
+
+
+def looks_at_all(table: Tensor, members: Tensor, own: Tensor) -> Tensor:
+    """The way of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows.torch.compiler, "is_compiling", lambda: True)
+        return of_rows(table, members, own)
+
+
+class TestEntriesOfRows:
+    """Values and gradients are those of an index."""
+
+    @pytest.mark.parametrize("way", [of_rows, looks_at_all])
+    @pytest.mark.parametrize("members", [M, FEW_MEMBERS + 1])
+    @pytest.mark.parametrize("limit", [rows.BYTES, 1])
+    def test_by_name(self, way: Callable[..., Tensor], members: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rows, "of_rows", way)
+        monkeypatch.setattr(rows, "BYTES", limit)
+        given, names = tables(members), torch.tensor([2, 0, 0, 2, 1])
+        found = of_each_row(given, names)
+        assert found.keys() == given.keys()
+        for name, tensor in given.items():
+            assert torch.equal(found[name], tensor[names]), name
+            if tensor.requires_grad:
+                weights = torch.randn_like(found[name])
+                pair = [(y * weights).sum() for y in (found[name], tensor[names])]
+                ours, plain = (torch.autograd.grad(y, tensor, retain_graph=True)[0] for y in pair)
+                torch.testing.assert_close(ours, plain)
+                assert ours.is_contiguous(), "torch would copy it"
+
+    @pytest.mark.parametrize("members", [M, FEW_MEMBERS + 1])
+    def test_compiled(self, members: int) -> None:
+        """Also where another member's entry is not a number."""
+        table = torch.randn(members, 5, dtype=torch.float64, requires_grad=True)
+        names = torch.tensor([2, 0, 0, 2, 1])
+        compiled = torch.compile(lambda t, n: of_each_row({"t": t}, n)["t"], backend="aot_eager", fullgraph=True)
+        found = compiled(table, names)
+        assert torch.equal(found, table[names])
+        weights = torch.randn_like(found)
+        ours, wanted = (torch.autograd.grad((y * weights).sum(), table)[0] for y in (found, table[names]))
+        torch.testing.assert_close(ours, wanted)
+        with torch.no_grad():
+            table[1] = torch.nan
+        assert not compiled(table, names)[:4].isnan().any()
+
+    @pytest.mark.parametrize("way", [of_rows, looks_at_all])
+    def test_a_gradient_that_is_not_a_number_stays_with_its_member(self, way: Callable[..., Tensor]) -> None:
+        table, names = torch.randn(1, M, 4, requires_grad=True), torch.tensor([2, 0, 1])
+        entries = way(table, names, names == torch.arange(M)[:, None])
+        entries.backward(torch.tensor([[torch.nan], [1.0], [1.0]]).expand(1, 3, 4))
+        assert table.grad is not None
+        assert table.grad[0, 2].isnan().all()
+        assert torch.equal(table.grad[0, :2], torch.ones(2, 4))
+
+    def test_repeated(self) -> None:
+        given = tables()
+        for name, entries in of_repeated_rows(given, 4).items():
+            assert torch.equal(entries, given[name].repeat_interleave(4, 0)), name
+
+    def test_lowered_together(self) -> None:
+        """Under autocast a layer gets what was cast for all; in single precision it gets single precision."""
+        given = {name: nn.Parameter(torch.randn(M, 5, dtype=torch.float32)) for name in "ab"}
+        names = torch.tensor([1, 1, 0, 2])
+        with torch.autocast("cpu", torch.bfloat16):
+            found = of_each_row(given, names)
+        for name, entries in found.items():
+            assert in_dtype(entries, torch.float32) is entries
+            lower = in_dtype(entries, torch.bfloat16)
+            assert lower is entries.multitudes_lowered  # type: ignore[attr-defined]
+            assert torch.equal(lower, given[name][names].bfloat16())
+            assert in_dtype(entries, torch.float16).dtype is torch.float16
+            (grad,) = torch.autograd.grad(lower.sum() + 2 * entries.sum(), given[name], retain_graph=True)
+            assert torch.equal(grad, 3.0 * torch.tensor([1, 2, 1])[:, None].expand(M, 5))
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations that launch something, forward and backward."""
+
+    VIEWS = (
+        "view",
+        "select",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "unbind",
+        "slice",
+        "as_strided",
+        "alias",
+        "t.",
+        "reshape",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).removeprefix("aten.")
+        if not name.startswith(self.VIEWS):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def step(ens: mt.Ensemble, x: Tensor, names: Tensor) -> tuple[Tensor, dict[str, Tensor], list[str]]:
+    """Returns outputs, gradients and operations of a training step under autocast."""
+    ens.zero_grad()
+    with Counter() as counter:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = ens(x, rows=names)
+        output.float().square().mean().backward()
+    return output.detach(), {n: p.grad.clone() for n, p in ens.named_parameters() if p.grad is not None}, counter.names
+
+
+@pytest.mark.slow
+def test_a_step_looks_up_all_layers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few lookups and casts for the whole network, in place of several for each layer; values and gradients are the same."""
+    torch.manual_seed(0)
+    net, x, names = resnet18(width=0.125).float(), torch.randn(8, 3, 8, 8).float(), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    ens = mt.ensemble(net, mt.BatchEnsemble(feed="part"), x[:2], seed=0).train()
+    together = step(ens, x, names)
+    monkeypatch.setattr(fold, "of_each_row", lambda tensors, members: {n: t[members] for n, t in tensors.items()})
+    apart = step(ens, x, names)
+    torch.testing.assert_close(together[0], apart[0], rtol=0, atol=0)
+    for name, gradient in together[1].items():
+        torch.testing.assert_close(gradient, apart[1][name], rtol=1e-5, atol=1e-6, msg=name)
+    lookups, casts = ([sum(name.startswith(kind) for name in found[2]) for found in (together, apart)] for kind in KINDS)
+    assert lookups[0] < 20
+    assert lookups[1] > 80
+    assert casts[0] < casts[1] - 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=M, feed="part"), mt.Masksembles(members=M, feed="part")], ids=str)
+def test_a_compiled_step(method: mt.Method) -> None:
+    """Values and gradients of eager mode, and of members one by one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    ens, x, names = (
+        mt.ensemble(net, method, torch.randn(2, 3, 6, 6), seed=0).train(),
+        torch.randn(5, 3, 6, 6),
+        torch.tensor([2, 0, 0, 1, 2]),
+    )
+    found = []
+    for run in (ens, torch.compile(ens, backend="aot_eager", fullgraph=True), lambda x, rows: ens(x)[rows, torch.arange(5)]):
+        ens.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y = run(x, rows=names)
+        y.square().sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in ens.parameters())])
+    for others in found[1:]:
+        for ours, theirs in zip(found[0], others, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+class TestRowsOfABatch:
+    """Rows are made where the inputs are, and known on the CPU."""
+
+    @pytest.mark.parametrize("count", [1, 3, 4, 7, 8])
+    @pytest.mark.parametrize("first", [0, 3])
+    def test_blocks(self, count: int, first: int) -> None:
+        """Of nearly equal size, from the first member on."""
+        names = split_evenly(count, 4, first, torch.device("cpu"))
+        assert names.tolist() == [(at * 4 // max(count, 4) + first) % 4 for at in range(count)]
+
+    def test_on_another_device(self) -> None:
+        """What is there cannot be read: its values are known all the same."""
+        names = split_evenly(8, 4, 1, torch.device("meta"))
+        assert names.is_meta
+        assert values_of(names).tolist() == [1, 1, 2, 2, 3, 3, 0, 0]
+        names += 1
+        with pytest.raises(NotImplementedError):  # noted values are those of another version
+            values_of(names)
+
+    def test_of_a_batch(self) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))
+        batch = ens.batch(torch.randn(8, 4, device="meta"), torch.zeros(8))
+        assert batch.kwargs["rows"].is_meta
+        assert sorted(values_of(batch.kwargs["rows"]).tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    @pytest.mark.parametrize("names", [[0, 4], [-1, 0]])
+    def test_of_a_user(self, names: list[int]) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))
+        with pytest.raises(mt.InputError, match="0 to 3"):
+            ens(torch.randn(2, 4), rows=torch.tensor(names))
