@@ -168,9 +168,10 @@ def second(x: Tensor, dim: int | None, members: int) -> Tensor:
 
 
 def by_member(x: Tensor, members: int) -> Tensor:
-    """Turns ``[B, (M C), ...]`` into ``[B, M, C, ...]``. `beside` turns that back at no cost, forward or backward."""
-    if torch.compiler.is_compiling():
-        return x.unflatten(1, (members, -1))
+    """Turns ``[B, (M C), ...]`` into ``[B, M, C, ...]``. `beside` turns that back at no cost, forward or backward.
+
+    So a compiler, too, sees the tensor itself and not a view of a view, which it would keep for backward beside the tensor.
+    """
     rows, channels, *image = x.shape
     view = x.view(rows, members, channels // members, *image)
     view.multitudes_beside = x  # type: ignore[attr-defined]

@@ -100,7 +100,7 @@ def _define(name: str, function: Callable[..., Tensor], count: int) -> None:
         own = [second(t, dim, info.batch_size) for t, dim in zip(tensors, dims, strict=True)]
         if not all(channels_last(t) for t in own):
             return function(*own), 1
-        return function(*[beside(t) for t in own]).unflatten(1, own[0].shape[1:3]), 1
+        return by_member(function(*[beside(t) for t in own]), info.batch_size), 1
 
     torch.library.register_vmap(f"multitudes::{name}", of_members, lib=_library)
 
