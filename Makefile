@@ -35,8 +35,15 @@ reliability: $(ready)  ## kills, full disks, damaged files, load, broken request
 	@$(TESTS) benchmarks/reliability.py
 	@$(TESTS) benchmarks/reliability.py --page
 
-speed: $(ready)  ## training steps and predictions of every method, beside one network and M in turn: results/speed.json
-	@$(PYTHON) -m benchmarks --batches 1 16 64 --precisions fp32 --threads 1
+SPEED = OMP_NUM_THREADS=1 PYTHONPATH="src:.tu:.tu/vision" $(PYTHON) -m benchmarks --device cpu --threads 1
+
+speed: $(ready) .tu/installed  ## every method on one CPU thread, beside its peers: results, docs/performance.md; about an hour
+	@$(SPEED) --limit 30 --networks resnet18 vit mlp resnet50 --batches 1 16
+	@$(SPEED) --limit 30 --networks resnet18 --batches 64
+	@$(SPEED) --growth members
+	@$(SPEED) --growth width
+	@$(SPEED) --compile-seconds --networks resnet18
+	@$(SPEED) --page
 
 costs: $(ready)  ## the table of what methods cost in docs/methods.md
 	@$(PYTHON) docs/cost_table.py
@@ -66,6 +73,15 @@ format: $(ready)
 	@echo "Installing multitudes and its tools into .venv: once, a few minutes"
 	python3 -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+# The peers that `make speed` measures, in a folder of their own. Torchvision is apart: where a GPU is, torch's own one is used.
+.tu/installed:
+	@echo "Installing torch-uncertainty and masksembles into .tu: once"
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target .tu torch-uncertainty==0.13.0 \
+		lightning lightning-utilities timm einops jsonargparse typeshed-client docstring-parser torch-pruning rich \
+		markdown-it-py mdurl pygments typer shellingham click masksembles
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target .tu/vision torchvision
 	@touch $@
 
 # An environment of its own: timm brings torchvision, which must not be where the other tests run.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
 GPU, CPU = "cuda", "cpu"
+COMPILE = 1.6
+"""Seconds of compiling any method may be this many times the single network's."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,31 @@ def ratio(rows: Sequence[Row], goal: Goal) -> float | None:
     return float(one[key]) / float(other[key])
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Returns the goals as a table."""
+def slowest_to_compile(rows: Sequence[Row], device: str, mode: str) -> Row | None:
+    """Returns the row of the method that takes longest to compile beside the single network; None if none was measured."""
+    found = [row for row in rows if row["device"] == device and row["mode"] == mode and row["contender"] != "single"]
+    return max(found, key=lambda row: float(row["of_single"]), default=None)
+
+
+def compile_lines(rows: Sequence[Row]) -> list[str]:
+    """Returns the lines about seconds of compiling: the slowest method decides."""
+    lines = []
+    for device, mode in itertools.product((GPU, CPU), ("infer", "train")):
+        row = slowest_to_compile(rows, device, mode)
+        call = "prediction" if mode == "infer" else "training"
+        what = f"{'GPU' if device == GPU else 'CPU'}: seconds to compile ResNet-18, {call}"
+        if row is None:
+            lines.append(f"| {what}, the slowest method, × single | ≤ {COMPILE:.2f} | not measured |  |")
+            continue
+        holds = "holds" if row["of_single"] <= COMPILE else "missed"
+        lines.append(
+            f"| {what}, the slowest ({row['contender']}), × single | ≤ {COMPILE:.2f} | {row['of_single']:.2f} | {holds} |"
+        )
+    return lines
+
+
+def table(rows: Sequence[Row], compiling: Sequence[Row] = ()) -> str:
+    """Returns the goals as a table; `compiling` are the rows of results/compile.json."""
     lines = ["| goal | bound | measured | |", "|---|---|---|---|"]
     for goal in GOALS:
         found = ratio(rows, goal)
@@ -84,7 +110,7 @@ def table(rows: Sequence[Row]) -> str:
         shown = "not measured" if found is None else f"{found:.2f}"
         bound = f"{'≤' if goal.at_most else '≥'} {goal.bound:.2f}"
         lines.append(f"| {goal.what} | {bound} | {shown} | {'holds' if holds else '' if found is None else 'missed'} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *compile_lines(compiling)])
 
 
 def slower(rows: Sequence[Row]) -> list[str]:

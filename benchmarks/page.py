@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from results/speed.json.
+"""Writes the tables and figures of docs/performance.md from results/speed.json, growth.json and compile.json.
 
 python -m benchmarks --page             # writes them
 python -m benchmarks --check            # fails if the page has others
@@ -10,12 +10,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figures
 from benchmarks.goals import slower, table
+from benchmarks.precisions import precisions
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "results" / "speed.json", ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
-GOALS_BEGIN, GOALS_END = "<!-- goals -->", "<!-- /goals -->"
+RESULTS, PAGE, FIGURES = ROOT / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "performance"
+MARKS = {
+    name: (f"<!-- {name} -->", f"<!-- /{name} -->")
+    for name in ("goals", "compiling", "precisions", "members", "width", "peers", "speed")
+}
+"""What stands between two marks of the page is written by this file."""
 
 NAMES = {
     "single": "single network", "looped": "4 networks in turn", "packed": "`Packed(alpha=2)`",
@@ -34,7 +39,14 @@ NAMES = {
 
 HOW = {"no": "eager", "yes": "compiled", "graphs": "compiled, CUDA graphs"}
 
-NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "wideresnet28_10": "WideResNet-28-10", "vit": "ViT", "mlp": "MLP"}
+NETWORKS = figures.NETWORKS
+
+SHOWN = {
+    "members": "Time of a call against the number of members, beside the single network",
+    "width": "Time of a call against the width of the network, beside the single network",
+    "peers": "Time of each method and of its peers, beside the single network",
+}
+"""Figures, and what they show."""
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
@@ -62,26 +74,64 @@ def _line(row: dict[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + f" | {first} | {memory} |"
 
 
+def results(name: str) -> list[dict[str, Any]]:
+    """Reads the rows of a file of results; none if there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+
+
+def compiling(rows: list[dict[str, Any]]) -> str:
+    """Returns the seconds of first compiled calls as a table."""
+    lines = ["| machine | network | call | rows | contender | seconds | × single |", "|" + "---|" * 7]
+    for row in rows:
+        what = "prediction" if row["mode"] == "infer" else "training step"
+        cells = (row["machine"], NETWORKS[row["network"]], what, row["batch"], NAMES[row["contender"]])
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {row['compile_s']:.1f} | {row['of_single']:.2f} |")
+    return "\n".join(lines)
+
+
+def picture(name: str) -> str:
+    """Returns the lines that show a figure, light or dark as the reader's page is."""
+    light, dark = (f"performance/{path.name}" for path in figures.files(FIGURES, name).values())
+    return (
+        f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'<img src="{light}" alt="{SHOWN[name]}">\n</picture>'
+    )
+
+
 def page() -> str:
     """Returns the page with the tables of the results."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    rows, seconds = results("speed"), results("compile")
     behind = "".join(f"- {one}\n" for one in slower(rows))
-    goals = f"\n{table(rows)}\n\nCells in which a peer is ahead, × single against × single:\n\n{behind}"
-    text = _between(PAGE.read_text(encoding="utf-8"), GOALS_BEGIN, goals, GOALS_END)
-    return _between(text, BEGIN, tables(rows), END)
+    parts = {
+        "goals": f"{table(rows, seconds)}\n\nCells in which a peer is ahead, × single against × single:\n\n{behind}",
+        "compiling": compiling(seconds) + "\n",
+        "precisions": precisions(rows) + "\n",
+        "speed": tables(rows),
+    }
+    shown = figures.drawn(rows, results("growth"))
+    parts |= {name: picture(name) + "\n" if name in shown else "" for name in SHOWN}
+    text = PAGE.read_text(encoding="utf-8")
+    for name, new in parts.items():
+        text = _between(text, MARKS[name][0], new if name == "speed" else f"\n{new}", MARKS[name][1])
+    return text
 
 
 def _between(text: str, begin: str, new: str, end: str) -> str:
-    """Replaces what stands between two marks."""
+    """Replaces what stands between two marks, which must be there."""
+    assert begin in text, f"the page has no {begin}"
+    assert end in text, f"the page has no {end}"
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"
 
 
 def write() -> None:
-    """Writes the page."""
+    """Writes the page and its figures."""
     PAGE.write_text(page(), encoding="utf-8")
+    figures.write(FIGURES, figures.drawn(results("speed"), results("growth")))
 
 
 def is_current() -> bool:
-    """Whether the page has the tables of the results."""
-    return PAGE.read_text(encoding="utf-8") == page()
+    """Whether the page has the tables of the results, and the figures show them."""
+    shown = figures.drawn(results("speed"), results("growth"))
+    return PAGE.read_text(encoding="utf-8") == page() and figures.are_current(FIGURES, shown)

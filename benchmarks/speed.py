@@ -18,7 +18,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,45 @@ COMPACT, FROZEN, IN_TURN = "_compact", "_frozen", "_in_turn"
 """What follows the name of a method whose ensemble is compacted, frozen, or taken apart into networks that run in turn."""
 
 
+@dataclass(frozen=True)
+class Cell:
+    """What is measured, and how long."""
+
+    network: str
+    batch: int
+    mode: str
+    """"infer" or "train"."""
+    device: str
+    precision: str
+    compiled: str = "no"
+    seconds: float = 0.3
+    """For each contender."""
+    tune: bool = False
+    profiled: bool = False
+    members: int = 0
+    """Members of every ensemble; 0 for those of `METHODS`."""
+    width: float = 1.0
+    """A factor on all widths of the network."""
+    limit: float = 0.0
+    """Seconds that the calls of one contender may take; 0 for no limit."""
+
+    @property
+    def make(self) -> Callable[..., nn.Module]:
+        """The network's maker."""
+        return made(self.network, self.width)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return NETWORKS[self.network][1]
+
+
+def made(network: str, width: float) -> Callable[..., nn.Module]:
+    """Returns the maker of a network whose widths are multiplied by `width`, and by that of its call."""
+    make = NETWORKS[network][0]
+    return make if width == 1 else lambda **given: make(**{**given, "width": width * given.get("width", 1.0)})
+
+
 @dataclass
 class Contender:
     """A network or an ensemble, with what one call and one step are."""
@@ -67,7 +106,6 @@ class Contender:
     """Returns the logits of all members, one batch after the other."""
     outputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
     """Returns logits and targets of a training step; None if it cannot be trained."""
-    compile_seconds: float = 0.0
 
 
 def compiled_as(module: nn.Module, how: str) -> Any:
@@ -82,19 +120,19 @@ def _whole(y: Tensor, count: int) -> Tensor:
 
 
 @functools.cache
-def converted(network: str, method: str) -> mt.Ensemble:
-    """Converts a network of the grid on the CPU, once for all cells."""
-    make, shape = NETWORKS[network]
+def converted(network: str, method: str, members: int = 0, width: float = 1.0) -> mt.Ensemble:
+    """Converts a network of the grid on the CPU, once for all cells; 0 members are those of `METHODS`."""
+    how = replace(METHODS[method], members=members) if members else METHODS[method]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return mt.ensemble(make, METHODS[method], torch.randn(2, *shape), seed=0)
+        return mt.ensemble(made(network, width), how, torch.randn(2, *NETWORKS[network][1]), seed=0)
 
 
-def ours(name: str, network: str, x: Tensor, compiled: str, tune: str) -> Contender:
+def ours(name: str, cell: Cell, x: Tensor) -> Contender:
     """Makes a contender of this library: a method's name, and perhaps `COMPACT`, then `FROZEN` or `IN_TURN`."""
-    compact, frozen, in_turn = COMPACT in name, FROZEN in name, IN_TURN in name
-    made = converted(network, name.replace(COMPACT, "").replace(FROZEN, "").replace(IN_TURN, ""))
-    ens = copy.deepcopy(made)
+    compact, frozen, in_turn, compiled = COMPACT in name, FROZEN in name, IN_TURN in name, cell.compiled
+    method = name.replace(COMPACT, "").replace(FROZEN, "").replace(IN_TURN, "")
+    ens = copy.deepcopy(converted(cell.network, method, cell.members, cell.width))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if in_turn:
@@ -102,8 +140,8 @@ def ours(name: str, network: str, x: Tensor, compiled: str, tune: str) -> Conten
         ens = _moved(ens, x)
         ens = _moved(ens.eval().compact(), x) if compact else ens
         ens = _moved(ens.eval().freeze(), x) if frozen else ens
-        if tune:
-            with precision(x.device.type, tune):
+        if cell.tune:
+            with precision(cell.device, cell.precision):
                 ens.tune(x)
     trains = not (compact or frozen)
     prepared = ens.batch(x, torch.zeros(len(x), dtype=torch.long, device=x.device)) if trains else None
@@ -162,15 +200,15 @@ def single(make: Callable[..., nn.Module], device: str, compiled: str, images: b
     return Contender("single", net, run, lambda x, y: (run(x), y))
 
 
-def looped(make: Callable[..., nn.Module], device: str, compiled: str, images: bool) -> Contender:
+def looped(make: Callable[..., nn.Module], device: str, compiled: str, images: bool, members: int) -> Contender:
     """Makes M networks that run in turn."""
-    nets = [single(make, device, compiled, images) for _ in range(MEMBERS)]
+    nets = [single(make, device, compiled, images) for _ in range(members)]
     module = nn.ModuleList(net.module for net in nets)
 
     def predict(x: Tensor) -> Tensor:
         return torch.cat([net.predict(x) for net in nets])
 
-    return Contender("looped", module, predict, lambda x, y: (predict(x), _whole(y, MEMBERS)))
+    return Contender("looped", module, predict, lambda x, y: (predict(x), _whole(y, members)))
 
 
 def theirs(name: str, network: str, device: str, compiled: str) -> Contender | None:
@@ -247,28 +285,38 @@ def call_of(contender: Contender, mode: str, x: Tensor, y: Tensor, device: str, 
     return infer if mode == "infer" else step
 
 
-def measure(calls: dict[str, Callable[[], None]], device: str, seconds: float) -> dict[str, float]:
-    """Times calls in turn. Returns the median milliseconds of each."""
-    counts, times = {}, {name: [] for name in calls}  # type: dict[str, int], dict[str, list[float]]
+def clock(device: str) -> Callable[[], float]:
+    """Returns what measures seconds: of this process where it is alone on one thread, so that other processes do not count."""
+    return time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def measure(calls: dict[str, Callable[[], None]], device: str, seconds: float, fewest: int = 5) -> dict[str, list[float]]:
+    """Times calls in turn. Returns the milliseconds of each in every round.
+
+    seconds     for each contender; a round in which every contender is called runs to its end
+    fewest      rounds
+    """
+    now, counts = clock(device), {}  # type: Callable[[], float], dict[str, int]
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
-        for _ in range(3):
+        for _ in range(4):
+            start = now()
             call()
-        wait(device)
-        start = time.perf_counter()
-        call()
-        wait(device)
-        counts[name] = max(1, min(20, round(0.05 / max(time.perf_counter() - start, 1e-6))))
+            wait(device)
+            counts[name] = max(1, min(20, round(0.05 / max(now() - start, 1e-6))))
+            if now() - start > 0.2:
+                break
     until = time.perf_counter() + seconds * len(calls)
     rounds = 0
-    while rounds < 5 or time.perf_counter() < until:
+    while rounds < fewest or time.perf_counter() < until:
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = now()
             for _ in range(counts[name]):
                 call()
             wait(device)
-            times[name].append((time.perf_counter() - start) / counts[name] * 1000)
+            times[name].append((now() - start) / counts[name] * 1000)
         rounds += 1
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
 
 
 def profile(calls: dict[str, Callable[[], None]], turns: int = 3) -> None:
@@ -285,74 +333,86 @@ def profile(calls: dict[str, Callable[[], None]], turns: int = 3) -> None:
             print(f"      {event.self_device_time_total / 1e3 / turns:8.3f} ms {event.count // turns:5d}  {event.key[:100]}")
 
 
-def cell(
-    network: str,
-    names: list[str],
-    batch: int,
-    mode: str,
-    device: str,
-    how: str,
-    compiled: str,
-    seconds: float,
-    tune: bool,
-    profiled: bool = False,
-) -> list[dict[str, Any]]:
-    """Measures all contenders of one cell. Returns one row for each."""
-    make, shape = NETWORKS[network]
+def contender(name: str, cell: Cell, x: Tensor) -> Contender | None:
+    """Makes a contender by its name; None if it does not exist for this network, or is not installed."""
+    images = len(cell.shape) == 3
+    if name == "single":
+        return single(cell.make, cell.device, cell.compiled, images)
+    if name == "looped":
+        return looped(cell.make, cell.device, cell.compiled, images, cell.members or MEMBERS)
+    if name == "package":
+        return package(cell.make, x, cell.compiled) if images else None
+    if name.startswith("tu_"):
+        return theirs(name, cell.network, cell.device, cell.compiled)
+    return ours(name, cell, x)
+
+
+def example(cell: Cell) -> tuple[Tensor, Tensor]:
+    """Draws the inputs and targets of a cell."""
     torch.manual_seed(0)
-    x = torch.randn(batch, *shape, device=device)
-    x = x.to(memory_format=torch.channels_last) if len(shape) == 3 and device == "cuda" else x
-    y = torch.randint(10, (batch,), device=device)
-    images = len(shape) == 3
-    calls: dict[str, Callable[[], None]] = {}
-    rows = []
+    x = torch.randn(cell.batch, *cell.shape, device=cell.device)
+    x = x.to(memory_format=torch.channels_last) if len(cell.shape) == 3 and cell.device == "cuda" else x
+    return x, torch.randint(10, (cell.batch,), device=cell.device)
+
+
+def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
+    """Measures all contenders of one cell. Returns one row for each."""
+    x, y = example(cell)
+    device, calls, rows = cell.device, {}, []  # type: str, dict[str, Callable[[], None]], list[dict[str, Any]]
     for name in names:
-        torch._dynamo.reset() if compiled != "no" else None
+        torch._dynamo.reset() if cell.compiled != "no" else None
         try:
-            if name == "single":
-                contender: Contender | None = single(make, device, compiled, images)
-            elif name == "looped":
-                contender = looped(make, device, compiled, images)
-            elif name.startswith("tu_"):
-                contender = theirs(name, network, device, compiled)
-            elif name == "package":
-                contender = package(make, x, compiled) if images else None
-            else:
-                contender = ours(name, network, x, compiled, how if tune else "")
-            if contender is None or (mode == "train" and contender.outputs is None):
+            one = contender(name, cell, x)
+            if one is None or (cell.mode == "train" and one.outputs is None):
                 continue
-            contender.module.train(mode == "train") if mode == "train" else contender.module.eval()
-            call = call_of(contender, mode, x, y, device, how)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                start = time.perf_counter()
-                call()
-                wait(device)
-            seconds_first = time.perf_counter() - start
-            call()
+            one.module.train(cell.mode == "train") if cell.mode == "train" else one.module.eval()
+            call = call_of(one, cell.mode, x, y, device, cell.precision)
+            first = _seconds_of(call, device)
+            if cell.limit and 4 * first > cell.limit and 4 * (again := _seconds_of(call, device)) > cell.limit:
+                rows.append({"contender": name, "skipped": f"a call takes {again:.1f} s"})
+                print(f"  {name}: skipped, {rows[-1]['skipped']}", flush=True)
+                continue
             peak = _peak(call, device)
         except Exception as error:
             rows.append({"contender": name, "error": f"{type(error).__name__}: {str(error)[:300]}"})
             print(f"  {name}: {rows[-1]['error']}", flush=True)
             continue
         calls[name] = call
-        executor = contender.module.executor if isinstance(contender.module, mt.Ensemble) else ""
-        rows.append({"contender": name, "first_call_s": round(seconds_first, 2), "peak_mib": peak, "executor": executor})
+        executor = one.module.executor if isinstance(one.module, mt.Ensemble) else ""
+        rows.append({"contender": name, "first_call_s": round(first, 2), "peak_mib": peak, "executor": executor})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = measure(calls, device, seconds)
-        if profiled and device == "cuda":
+        found = measure(calls, device, cell.seconds, 3 if cell.limit else 5)
+        if cell.profiled and device == "cuda":
             profile(calls)
-    about = {"network": network, "batch": batch, "mode": mode, "device": device, "precision": how, "compiled": compiled}
-    alone = found.get("single")
-    for row in rows:
-        if (ms := found.get(row["contender"])) is not None:
-            row |= {"ms": round(ms, 4), "per_s": round(batch / ms * 1000), "of_single": alone and round(ms / alone, 3)}
+    rows = [_with_times(row, found, cell.batch) for row in rows]
     del calls
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
+    about = {key: getattr(cell, key) for key in ("network", "batch", "mode", "device", "precision", "compiled")}
     return [{**about, **row} for row in rows]
+
+
+def _seconds_of(call: Callable[[], None], device: str) -> float:
+    """Returns the seconds of one call."""
+    now = clock(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = now()
+        call()
+        wait(device)
+    return now() - start
+
+
+def _with_times(row: dict[str, Any], found: dict[str, list[float]], batch: int) -> dict[str, Any]:
+    """Adds the median of the rounds to a row, and the median of its ratios to the single network in the same round."""
+    times, alone = found.get(row["contender"]), found.get("single")
+    if not times:
+        return row
+    ms = statistics.median(times)
+    ratio = alone and round(statistics.median(a / b for a, b in zip(times, alone, strict=True)), 3)
+    return {**row, "ms": round(ms, 4), "per_s": round(batch / ms * 1000), "of_single": ratio}
 
 
 def _peak(call: Callable[[], None], device: str) -> float | None:
@@ -366,44 +426,57 @@ def _peak(call: Callable[[], None], device: str) -> float | None:
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
 
 
+def machine_name(device: str) -> str:
+    """Returns the machine's name as rows have it."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+
+
+def prepare(threads: int) -> None:
+    """Sets what all measurements of a process share."""
+    torch.backends.cudnn.benchmark = True
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def keep(out: Path, found: list[dict[str, Any]], machine: str, **more: Any) -> None:
+    """Writes rows to a file of results, in place of older ones of the same cells."""
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
+    for row in found:
+        row |= {"machine": machine, "torch": torch.__version__, **more}
+    rows = [row for row in rows if not any(_same(row, other) for other in found)] + found
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+def told(found: list[dict[str, Any]]) -> str:
+    """Returns the rows of one cell as a line."""
+    return "  ".join(f"{r['contender']} {r['ms']:.2f} ({r['of_single']})" for r in found if "of_single" in r)
+
+
 def run(arguments: Any) -> None:
     """Measures the cells that the arguments name, and writes their rows as they come."""
-    out = Path(arguments.out)
-    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
-    torch.backends.cudnn.benchmark = True
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
-    grid = itertools.product(arguments.networks, arguments.compiled, arguments.precisions, arguments.modes, arguments.batches)
-    for network, compiled, how, mode, batch in grid:
+    prepare(arguments.threads)
+    machine = machine_name(arguments.device)
+    lists = (arguments.networks, arguments.compiled, arguments.precisions, arguments.modes, arguments.batches)
+    grid = list(itertools.product(*lists))
+    for number, (network, compiled, how, mode, batch) in enumerate(grid, start=1):
         start = time.perf_counter()
-        found = cell(
-            network,
-            arguments.methods,
-            batch,
-            mode,
-            arguments.device,
-            how,
-            compiled,
-            arguments.seconds,
-            arguments.tune,
-            arguments.profile,
-        )
-        for row in found:
-            row |= {"machine": machine, "torch": torch.__version__, "tuned": arguments.tune}
-        rows = [row for row in rows if not any(_same(row, other) for other in found)] + found
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"rows": rows}, indent=1))
-        shown = "  ".join(f"{r['contender']} {r['ms']:.2f} ({r['of_single']})" for r in found if "ms" in r)
+        cell = Cell(
+            network, batch, mode, arguments.device, how, compiled, arguments.seconds, arguments.tune, arguments.profile,
+            limit=arguments.limit,
+        )  # fmt: skip
+        found = measure_cell(cell, arguments.methods)
+        keep(Path(arguments.out or "results/speed.json"), found, machine, tuned=arguments.tune)
         kind = {"no": "eager", "yes": "compiled", "graphs": "CUDA graphs"}[compiled]
-        print(f"{network} {mode} {batch} {how} {kind} [{time.perf_counter() - start:.0f} s]: {shown}", flush=True)
+        spent = f"{time.perf_counter() - start:.0f} s"
+        print(f"{number}/{len(grid)} {network} {mode} {batch} {how} {kind} [{spent}]: {told(found)}", flush=True)
         if compiled != "no":
             print(
-                "    first call s: " + "  ".join(f"{r['contender']} {r['first_call_s']}" for r in found if "ms" in r),
+                "    first call s: " + "  ".join(f"{r['contender']} {r['first_call_s']}" for r in found if "of_single" in r),
                 flush=True,
             )
 
 
 def _same(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    keys = ("network", "batch", "mode", "device", "precision", "compiled", "contender", "machine", "tuned")
-    return all(row.get(key) == other.get(key) for key in keys)
+    keys = ("network", "batch", "mode", "device", "precision", "compiled", "contender", "machine", "tuned", "growth", "members")
+    return all(row.get(key) == other.get(key) for key in (*keys, "width"))
