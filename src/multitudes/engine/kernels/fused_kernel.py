@@ -99,12 +99,16 @@ def tiles(channels: int, out: int, places: int) -> tuple[int, int, int, int, int
     """Returns pixels, output channels and input channels of a tile, warps, and stages, for a kernel of so many places.
 
     The fastest, or close to it, for the layers of Packed-Ensembles and compacted Masksembles of ResNets on an H200. A sum over
-    many products waits for arithmetic, not for memory: its tiles are larger.
+    many products waits for arithmetic, not for memory: its tiles are larger, and have less padding.
     """
     deep = 16 if channels <= 16 else 32 if channels <= 32 else 64
     if channels * places >= LONG and out >= 128:
-        wide = 256 if triton.cdiv(out, 256) * 256 == triton.cdiv(out, 128) * 128 else 128
-        return 128, wide, deep, 8 if wide == 256 else 4, 3
+        deep = 64 if channels % 64 == 0 else 32
+        if triton.cdiv(out, 128) * 128 > 1.3 * out:
+            return 256, 64, deep, 4, 4
+        if triton.cdiv(out, 256) * 256 == triton.cdiv(out, 128) * 128:
+            return 128, 256, deep, 8, 3
+        return (256, 128, deep, 8, 3) if out > 256 and deep == 64 else (128, 128, deep, 4, 3)
     wide = min(128, max(16, triton.next_power_of_2(out)))
     if places > 1 and wide == 128:
         return 128, wide, deep, 8, 3
