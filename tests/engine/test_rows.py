@@ -13,7 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import multitudes as mt
 from multitudes.engine import fold, rows
-from multitudes.engine.rows import FEW_MEMBERS, in_dtype, of_each_row, of_repeated_rows, of_rows, split_evenly, values_of
+from multitudes.engine.rows import (
+    FEW_MEMBERS,
+    among_all,
+    in_dtype,
+    of_each_row,
+    of_repeated_rows,
+    of_rows,
+    split_evenly,
+    values_of,
+)
 from multitudes.models import resnet18
 
 M = 3
@@ -31,17 +40,20 @@ def tables(members: int = M) -> dict[str, Tensor]:
     return {**found, "e": torch.arange(members * 2).view(members, 2)}
 
 
-def looks_at_all(table: Tensor, members: Tensor, own: Tensor) -> Tensor:
-    """The way of a GPU."""
+def by_operator(table: Tensor, members: Tensor) -> Tensor:
+    """The way of a compiler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows.torch.compiler, "is_compiling", lambda: True)
-        return of_rows(table, members, own)
+        return of_rows(table, members)
+
+
+WAYS = [of_rows, by_operator, among_all]
 
 
 class TestEntriesOfRows:
     """Values and gradients are those of an index."""
 
-    @pytest.mark.parametrize("way", [of_rows, looks_at_all])
+    @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("members", [M, FEW_MEMBERS + 1])
     @pytest.mark.parametrize("limit", [rows.BYTES, 1])
     def test_by_name(self, way: Callable[..., Tensor], members: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +86,19 @@ class TestEntriesOfRows:
             table[1] = torch.nan
         assert not compiled(table, names)[:4].isnan().any()
 
-    @pytest.mark.parametrize("way", [of_rows, looks_at_all])
+    @pytest.mark.parametrize("way", WAYS)
     def test_a_gradient_that_is_not_a_number_stays_with_its_member(self, way: Callable[..., Tensor]) -> None:
         table, names = torch.randn(1, M, 4, requires_grad=True), torch.tensor([2, 0, 1])
-        entries = way(table, names, names == torch.arange(M)[:, None])
+        entries = way(table, names)
         entries.backward(torch.tensor([[torch.nan], [1.0], [1.0]]).expand(1, 3, 4))
         assert table.grad is not None
         assert table.grad[0, 2].isnan().all()
         assert torch.equal(table.grad[0, :2], torch.ones(2, 4))
+
+    def test_gradients_of_gradients(self) -> None:
+        table, names = torch.randn(2, M, 3, dtype=torch.float64, requires_grad=True), torch.tensor([2, 0, 0, 1])
+        torch.autograd.gradcheck(lambda t: by_operator(t, names).square(), table)
+        torch.autograd.gradgradcheck(lambda t: by_operator(t, names).pow(3), table)
 
     def test_repeated(self) -> None:
         given = tables()

@@ -154,6 +154,7 @@ class TestExecutors:
         torch.testing.assert_close(there.cpu(), here)
         torch.testing.assert_close(ens.cpu()(x.cpu()), here)
 
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_rows_of_a_batch(self, dtype: torch.dtype) -> None:
         """Their members' values and gradients, and after a first step nothing waits for the GPU."""
@@ -169,8 +170,8 @@ class TestExecutors:
                 stack.enter_context(torch.autocast("cuda", torch.bfloat16, enabled=half))
                 if not together:
                     patch.setattr(fold, "of_each_row", lambda tensors, members: {n: t[members] for n, t in tensors.items()})
-                torch.cuda.set_sync_debug_mode("error" if together else "default")
                 stack.callback(torch.cuda.set_sync_debug_mode, "default")
+                torch.cuda.set_sync_debug_mode("error" if together else "default")
                 ens.generator.manual_seed(0)
                 y = ens(x, rows=ens.batch(x, None).kwargs["rows"])
             y.float().square().mean().backward()

@@ -17,11 +17,13 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.run import is_small_on_gpu, run
+from multitudes.engine.run import bytes_of_member, run
 from multitudes.engine.state import Engine
 
 MOST = 16
 """Kinds of calls that are recorded; others run as usual."""
+LARGEST = 2**34
+"""Bytes of one member's activations, summed over layers, above which launches do not count, and memory would be held."""
 
 
 class Replay:
@@ -101,7 +103,7 @@ def can_be_recorded(engine: Engine, call: Inputs) -> bool:
     given = (*call.args, *call.kwargs.values())
     if not given or not all(_is_plain(value) for value in given) or len({value.device for value in given}) > 1:
         return False
-    if engine.chunk is not None or not is_small_on_gpu(engine, call) or engine.is_hooked():
+    if engine.chunk is not None or bytes_of_member(engine, call) > LARGEST or engine.is_hooked():
         return False
     return not torch.cuda.is_current_stream_capturing() and not _is_watched()
 

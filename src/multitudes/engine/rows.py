@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,48 +56,105 @@ def of_each_row(tensors: Mapping[str, Tensor], members: Tensor) -> dict[str, Ten
     """Returns each row's entries of tensors ``[M, ...]``; `members` ``[B]`` names the member of each row: ``[B, ...]``."""
     if not tensors:
         return {}
-    count = len(next(iter(tensors.values())))
-    own = members == torch.arange(count, device=members.device).unsqueeze(1)  # [M, B]
-    return _together(tensors, len(members), lambda table: of_rows(table, members, own))
+    return _together(tensors, len(members), lambda table: of_rows(table, members))
 
 
 def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Returns the entries of tensors ``[M, ...]`` for `count` rows of each member: ``[(M B), ...]``."""
-    return _together(tensors, count, lambda table: table.unsqueeze(2).expand(-1, -1, count, *table.shape[2:]).flatten(1, 2))
+
+    def repeated(table: Tensor) -> Tensor:
+        return table.unsqueeze(2).expand(-1, -1, count, *table.shape[2:]).flatten(1, 2)
+
+    if torch.compiler.is_compiling():  # a part of the kernels that use them
+        return {name: repeated(tensor.unsqueeze(0)).squeeze(0) for name, tensor in tensors.items()}
+    return _together(tensors, count, repeated)
 
 
-def of_rows(table: Tensor, members: Tensor, own: Tensor) -> Tensor:
-    """Returns each row's entries of K tensors in one ``[K, M, ...]``; `own` ``[M, B]`` says whose row it is: ``[K, B, ...]``.
+_library = torch.library.Library("multitudes", "FRAGMENT")
+_library.define("of_rows(Tensor table, Tensor members) -> Tensor")
+_library.define("sum_of_rows(Tensor rows, Tensor members, SymInt count) -> Tensor")
 
-    The gradient of an index is added up entry by entry. With few members, a GPU and a compiled program look at all entries and
-    leave out those of other members: the gradient is then one sum, which a compiler joins with what is around it.
+
+@torch.library.impl(_library, "of_rows", "CompositeExplicitAutograd")
+def _(table: Tensor, members: Tensor) -> Tensor:
+    return table.index_select(1, members)
+
+
+@torch.library.impl(_library, "sum_of_rows", "CompositeExplicitAutograd")
+def _(rows: Tensor, members: Tensor, count: int) -> Tensor:
+    """Sums the rows ``[K, B, ...]`` of each member: ``[K, M, ...]``."""
+    return torch.where(_own(members, count, rows), rows.unsqueeze(1), 0).sum(2)
+
+
+torch.library.register_fake(
+    "multitudes::of_rows", lambda table, members: table.new_empty(len(table), len(members), *table.shape[2:]), lib=_library
+)
+torch.library.register_fake(
+    "multitudes::sum_of_rows", lambda rows, members, count: rows.new_empty(len(rows), count, *rows.shape[2:]), lib=_library
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.count = inputs[0].shape[1]
+
+
+def _of_rows_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.multitudes.sum_of_rows(gradient, *ctx.saved_tensors, ctx.count), None
+
+
+def _sum_of_rows_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.multitudes.of_rows(gradient, *ctx.saved_tensors), None, None
+
+
+torch.library.register_autograd("multitudes::of_rows", _of_rows_backward, setup_context=_keep, lib=_library)
+torch.library.register_autograd("multitudes::sum_of_rows", _sum_of_rows_backward, setup_context=_keep, lib=_library)
+
+
+def _own(members: Tensor, count: int, rows: Tensor) -> Tensor:
+    """Says which rows are a member's, ``[1, M, B, 1, ...]``, for rows ``[K, B, ...]`` or a table ``[K, M, ...]``."""
+    own = members == torch.arange(count, device=members.device).unsqueeze(1)
+    return own.view(1, count, -1, *(1 for _ in rows.shape[2:]))
+
+
+def among_all(table: Tensor, members: Tensor) -> Tensor:
+    """Returns the same as `of_rows`, by looking at all members' entries for each row."""
+    return torch.where(_own(members, table.shape[1], table), table.unsqueeze(2), 0).sum(1)
+
+
+def of_rows(table: Tensor, members: Tensor) -> Tensor:
+    """Returns each row's entries of K tensors in one ``[K, M, ...]``; `members` ``[B]`` names each row's: ``[K, B, ...]``.
+
+    The gradient of an index is added up entry by entry. With few members, a GPU looks at all entries and leaves out those of
+    other members: the gradient is then one sum. A compiler takes an operator that it does not look into: it would look up the
+    entry of a row anew for every pixel.
     """
     if not table.requires_grad:
         return table.index_select(1, members)
-    if (torch.compiler.is_compiling() or table.is_cuda) and len(own) <= FEW_MEMBERS:
-        own = own.view(1, *own.shape, *(1 for _ in table.shape[2:]))
-        return torch.where(own, table.unsqueeze(2), 0).sum(1)
-    if torch.compiler.is_compiling() or not table.is_floating_point():
+    few = table.shape[1] <= FEW_MEMBERS
+    if torch.compiler.is_compiling():
+        return torch.ops.multitudes.of_rows(table, members) if few else table[:, members]
+    if table.is_cuda and few:
+        return among_all(table, members)
+    if not table.is_floating_point():
         return table[:, members]
-    places = members + torch.arange(0, len(table) * len(own), len(own), device=members.device).unsqueeze(1)
-    rows = F.embedding(places, table.reshape(len(table) * len(own), math.prod(table.shape[2:])))
+    count = table.shape[1]
+    places = members + torch.arange(0, len(table) * count, count, device=members.device).unsqueeze(1)
+    rows = F.embedding(places, table.reshape(len(table) * count, math.prod(table.shape[2:])))
     return rows.view(*places.shape, *table.shape[2:])
 
 
 def _together(tensors: Mapping[str, Tensor], rows: int, find: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Looks up all tensors by `find`, which takes K of them as one ``[K, M, ...]``.
-
-    A compiled program has no use for that: there a lookup is part of the kernel that multiplies by it.
-    """
-    if torch.compiler.is_compiling():
-        return {name: find(tensor.unsqueeze(0)).squeeze(0) for name, tensor in tensors.items()}
+    """Looks up all tensors by `find`, which takes K of them as one ``[K, M, ...]``."""
     found: dict[str, Tensor] = {}
     for names in _alike(tensors, rows):
         table = torch.stack([tensors[name] for name in names])
         entries = find(table)
         found.update(zip(names, entries.unbind(0), strict=True))
         kind = table.device.type
-        if table.is_floating_point() and under_autocast(kind) and torch.get_autocast_dtype(kind) is not table.dtype:
+        if torch.compiler.is_compiling() or not (table.is_floating_point() and under_autocast(kind)):
+            continue
+        if torch.get_autocast_dtype(kind) is not table.dtype:
             for name, lower in zip(names, entries.to(torch.get_autocast_dtype(kind)).unbind(0), strict=True):
                 found[name].multitudes_lowered = lower  # type: ignore[attr-defined]
     return found
@@ -108,7 +166,8 @@ def _alike(tensors: Mapping[str, Tensor], rows: int) -> Iterator[Sequence[str]]:
     for name, tensor in tensors.items():
         kinds.setdefault((tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad), []).append(name)
     for names in kinds.values():
-        size = max(1, int(BYTES / max(1, tensors[names[0]].nbytes * rows)))
+        compiling = torch.compiler.is_compiling()  # its sizes may be symbols
+        size = len(names) if compiling else max(1, int(BYTES / max(1, tensors[names[0]].nbytes * rows)))
         yield from (names[at : at + size] for at in range(0, len(names), size))
 
 

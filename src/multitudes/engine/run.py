@@ -65,12 +65,7 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
     """
     if not _may_choose(engine) or engine.template.training:
         return False
-    return is_small_on_gpu(engine, call)
-
-
-def is_small_on_gpu(engine: Engine, call: Inputs) -> bool:
-    """Whether a call is on a GPU, and one member's activations have less than `FEW_BYTES`."""
-    return engine.device_type != "cpu" and _bytes_of_member(engine, call, False) < FEW_BYTES
+    return bytes_of_member(engine, call) < FEW_BYTES
 
 
 def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool:
@@ -81,7 +76,7 @@ def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool
     """
     if not _may_choose(engine) or engine.shares:
         return False
-    if _bytes_of_member(engine, call, per_member) < FULL_BYTES["train" if engine.template.training else "eval"]:
+    if bytes_of_member(engine, call, per_member) < FULL_BYTES["train" if engine.template.training else "eval"]:
         return False
     sizes = {True: 0, False: 0}
     for tensor in engine.parameters().values():
@@ -97,7 +92,7 @@ def _may_choose(engine: Engine) -> bool:
     return not (engine.tuned or engine.chunk is not None or engine.device_type == "cpu")
 
 
-def _bytes_of_member(engine: Engine, call: Inputs, per_member: bool) -> float:
+def bytes_of_member(engine: Engine, call: Inputs, per_member: bool = False) -> float:
     """Returns the bytes of one member's activations; with `per_member` the call has inputs of all of them."""
     entries = sum(tensor.numel() for tensor in call.tensors())
     return engine.input_bytes * entries / (engine.members if per_member else 1)

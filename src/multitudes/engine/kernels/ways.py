@@ -101,7 +101,8 @@ def way_of(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dil
         return fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
     trains = torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad)
     how = (*stride, *padding, *dilation, groups)
-    key = (x.shape, kernel.shape, x.stride(2), how, x.dtype, x.device.type, trains)
+    switches = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) if x.dtype == torch.float32 else ()
+    key = (x.shape, kernel.shape, x.stride(2), how, x.dtype, x.device.type, trains, switches)
     way = _answers.get(key)
     if way is None:
         way = _answers[key] = fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
@@ -121,7 +122,7 @@ def fastest(convolution: Convolution) -> str:
 def _rule_of_thumb(convolution: Convolution) -> str:
     """Returns the way that was fastest for most shapes like this one; `benchmarks/convolutions.py` prints such measurements."""
     possible = convolution.possible
-    if possible[0] == "product":
+    if possible[0] == "product" and not _rounds_in_convolutions_only(convolution):
         return "product"
     if convolution.device == "cpu":
         return "each" if convolution.multiply_adds >= LARGE_ON_CPU else "grouped"
@@ -130,6 +131,13 @@ def _rule_of_thumb(convolution: Convolution) -> str:
     if convolution.device == "cuda" and convolution.dtype in HALF and convolution.channels_last and strided and thin:
         return "block" if "block" in possible else "grouped"
     return "grouped"
+
+
+def _rounds_in_convolutions_only(convolution: Convolution) -> bool:
+    """Whether torch lets a GPU round single precision to TF32 in convolutions, but not in products, which are then slower."""
+    if convolution.device != "cuda" or convolution.dtype != torch.float32:
+        return False
+    return torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
 @contextlib.contextmanager
