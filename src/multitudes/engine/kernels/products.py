@@ -48,7 +48,7 @@ def rows_of(x: Tensor, members: int) -> Tensor:
 
 
 def in_pixels(x: Tensor) -> Tensor:
-    """Lays the channels of ``[B, (M C), ...]`` last. If they are, returns x itself, not a view that a compiler would keep too."""
+    """Lays the channels of ``[B, (M C), ...]`` last. If they are, returns x itself, not a view: a compiler would keep both."""
     pixels = x.movedim(1, -1)
     return x if pixels.is_contiguous() else pixels.contiguous().movedim(-1, 1)
 
