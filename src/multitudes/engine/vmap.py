@@ -131,7 +131,8 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     split = engine.owned | engine.summed if per_member else engine.owned
     owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split and n not in counts]
     stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned}
-    stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
+    if engine.traits.written_buffers:  # a compiled call checks each look-up every time
+        stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
     values = [t.clone() if engine.traits.mutates else t for t in inputs.tensors()]
     values = [t[chunk] if dim == 0 else t for t, dim in zip(values, dims, strict=True)]

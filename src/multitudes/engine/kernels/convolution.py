@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multitudes.engine.kernels.products import can_be_an_operator, product_of_pixels
+from multitudes.engine.kernels.products import can_be_an_operator, in_pixels, product_of_pixels
 from multitudes.engine.kernels.ways import HALF, way_of
 
 FEW_GROUPS = 4
@@ -138,8 +138,7 @@ def product_beside(x: Tensor, weights: Tensor, bias: Tensor | None, steps: list[
     flat = beside(x)
     if any(step > 1 for step in steps):
         flat = flat[(slice(None),) * 2 + tuple(slice(None, None, step) for step in steps)]
-    flat = flat.movedim(1, -1).contiguous().movedim(-1, 1)
-    y = product_of_pixels(flat, weights.squeeze(-1))
+    y = product_of_pixels(in_pixels(flat), weights.squeeze(-1))
     y = y if bias is None else y + bias.reshape(1, -1, *(1 for _ in steps))
     return by_member(y, len(weights))
 

@@ -47,6 +47,12 @@ def rows_of(x: Tensor, members: int) -> Tensor:
     return pixels.reshape(math.prod(pixels.shape[:-1]), members, x.shape[1] // members)
 
 
+def in_pixels(x: Tensor) -> Tensor:
+    """Lays the channels of ``[B, (M C), ...]`` last. If they are, returns x itself, not a view: a compiler would keep both."""
+    pixels = x.movedim(1, -1)
+    return x if pixels.is_contiguous() else pixels.contiguous().movedim(-1, 1)
+
+
 def can_be_an_operator(*tensors: Tensor) -> bool:
     """Whether tensors are plain: transforms of torch.func and forward-mode gradients need torch's own operations."""
     if torch.compiler.is_compiling():
@@ -61,7 +67,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
     x, weights = ctx.saved_tensors
     needs_x, needs_weights = ctx.needs_input_grad
-    gradient = gradient.movedim(1, -1).contiguous().movedim(-1, 1)
+    gradient = in_pixels(gradient)
     of_x = product_of_pixels(gradient, weights.mT) if needs_x else None
     return of_x, gradient_of_weights(rows_of(x, len(weights)), rows_of(gradient, len(weights))) if needs_weights else None
 
