@@ -157,7 +157,7 @@ def test_a_description_cannot_name_code(saved: Path, change: dict[str, Any]) -> 
 
 
 KEYS = ["format", "method", "settings", "owned", "shared_norms", "task", "seed", "plan", "traits", "training", "frozen"]
-KEYS += ["batch_axis", "chunk", "proven", "picked", "why", "torch", "multitudes", "model"]
+KEYS += ["batch_axis", "chunk", "proven", "picked", "tuned", "why", "torch", "multitudes", "model"]
 
 
 @pytest.mark.slow

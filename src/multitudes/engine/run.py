@@ -57,7 +57,7 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
 
     Layers that take a member for each row then run as fold, which launches what one network launches.
     """
-    if engine.tuned or engine.chunk is not None or engine.device_type == "cpu":
+    if engine.device_type in {"cpu", *engine.tuned} or engine.chunk is not None:
         return False
     if engine.template.training or torch.compiler.is_compiling():
         return False
