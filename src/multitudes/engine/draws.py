@@ -38,7 +38,7 @@ class Drawing:
         raise NotImplementedError
 
     def draw_for_trial(self, generator: torch.Generator, members: int) -> dict[str, Tensor]:
-        """Draws values of all members, ``[M, ...]`` by name, for a trial run, in which they must differ; by default as `draw`."""
+        """Draws for a trial run, ``[M, ...]`` by name: by `draw`, until members differ, or often enough."""
         for _ in range(16):
             drawn = [self.draw(generator) for _ in range(members)]
             if not any(torch.equal(one[key], drawn[0][key]) for one in drawn[1:] for key in self.draws):
