@@ -409,18 +409,23 @@ class Ensemble(nn.Module):
         return new
 
     @undisturbed
-    def freeze(self, x: Any = None) -> Ensemble:
+    def freeze(self, *inputs: Any, **kwargs: Any) -> Ensemble:
         """Returns an ensemble for prediction that computes less in each call: BatchNorm is folded into the layers before it.
 
-        Its outputs are the same up to rounding. It takes inputs like `x`, with any number of rows; by default like the example
-        of the conversion. It cannot be trained or saved: keep the ensemble that it was made from.
+        Its outputs are the same up to rounding. It takes inputs like these, given as in a call, with any number of rows; by
+        default like the example of the conversion. It cannot be trained or saved: keep the ensemble that it was made from.
         """
         from multitudes.files.export.freeze import freeze
 
         if self.is_frozen:
             raise InputError("this ensemble is frozen already: use it as it is")
         device = next((tensor.device for _, tensor in named_tensors(self.template)), torch.device("cpu"))
-        given = Inputs.like(self._plan.example, device) if x is None else self._call(x)
+        if len(inputs) == 1 and not kwargs:
+            given = self._call(inputs[0])
+        elif inputs or kwargs:
+            given = self.call_form.checked(Inputs(*inputs, **kwargs))
+        else:
+            given = Inputs.like(self._plan.example, device)
         return freeze(self, checked_example(self.template, given, self.engine.batch_axis, 3))
 
     def average(self, output: str | None = None, class_axis: int | None = None) -> Average:

@@ -209,8 +209,11 @@ def check_call(
         elif missing:
             text = f"{name} needs {' and '.join(missing)}: call {called}"
         elif len(args) > len(ordered):
-            surplus = positional or f"give those after {ordered[-1]} by name, as in {names[len(ordered)]}=..."
-            text = f"{name} takes {', '.join(ordered)} without a name, but {len(args)} arguments are given: {surplus}"
+            own, count = [one for one in ordered if one != "self"], len(args) - ("self" in ordered)
+            by_name = [one for one in names if one not in own]
+            usual = f"give those after {own[-1]} by name, as in {by_name[0]}=..." if own and by_name else "leave out the others"
+            taken = f"{', '.join(own)} without a name" if own else "no argument without a name"
+            text = f"{name} takes {taken}, but {count} arguments are given: {positional or usual}"
         else:
             text = f"{name}: {error}: call {called}"
         raise InputError(text) from None

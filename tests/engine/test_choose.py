@@ -74,7 +74,7 @@ def test_small_predictions_on_a_gpu_are_rows_of_one_network(method: mt.Method, m
     monkeypatch.setattr(type(ens.engine), "device_type", "cuda")
     torch.testing.assert_close(ens(x), expected)
     assert folded
-    for setting, value in (("tuned", True), ("chunk", 2), ("input_bytes", float(FEW_BYTES))):
+    for setting, value in (("tuned", {"cuda": {}}), ("chunk", 2), ("input_bytes", float(FEW_BYTES))):
         folded.clear()
         before = getattr(ens.engine, setting)
         setattr(ens.engine, setting, value)

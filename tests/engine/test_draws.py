@@ -28,6 +28,7 @@ from multitudes.engine.draws import (
     on_device,
 )
 from multitudes.engine.modules import detached_copy
+from multitudes.engine.proof.independence import _changed
 from multitudes.engine.state import SEEDS
 from multitudes.models import MLP
 
@@ -276,6 +277,26 @@ def test_equal_draws_for_all() -> None:
     alike = mt.ensemble(perceptron(), mt.EMP(components=1, members=3), X, seed=0)
     draw_distinct(alike.template, alike.engine.owned, 2)
     assert not any(value.any() for value in stored(alike).values())
+
+
+def test_large_shifts_of_trials_are_views_of_few_numbers() -> None:
+    """Members and rows differ; a member is changed for a trial and then as before."""
+    net = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 2))
+    ens = mt.ensemble(net, mt.Snapshot(members=3), torch.randn(2, 300), seed=0)
+    draw_distinct(ens.template, ens.engine.owned, 2)
+    ens.engine.members = 2
+    shift = ens.template.get_buffer("0.shift_weight")
+    assert shift.shape == (2, 400, 300)
+    assert shift.untyped_storage().nbytes() < shift.numel()
+    assert len(shift.flatten(0, 1).unique(dim=0)) == 800
+    assert 0.02 < float(shift.std()) < 0.04 and abs(float(shift.mean())) < 0.002
+    before = shift.clone()
+    with _changed(ens.engine, 1, "NaN"):
+        changed = ens.engine.buffers()["0.shift_weight"]
+        assert changed[1].isnan().all()
+        assert torch.equal(changed[0], before[0])
+    assert ens.engine.buffers()["0.shift_weight"] is shift
+    assert torch.equal(shift, before)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

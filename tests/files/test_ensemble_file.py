@@ -25,6 +25,7 @@ from zoo import ZOO
 import multitudes as mt
 from multitudes import models, storage
 from multitudes.engine.modules import named_tensors
+from multitudes.engine.proof.executors import pick
 from multitudes.prediction.temperature import Calibrator
 from multitudes.storage import digest
 
@@ -157,7 +158,7 @@ def test_a_description_cannot_name_code(saved: Path, change: dict[str, Any]) -> 
 
 
 KEYS = ["format", "method", "settings", "owned", "shared_norms", "task", "seed", "plan", "traits", "training", "frozen"]
-KEYS += ["batch_axis", "chunk", "proven", "picked", "why", "torch", "multitudes", "model"]
+KEYS += ["batch_axis", "chunk", "proven", "picked", "tuned", "why", "torch", "multitudes", "model"]
 
 
 @pytest.mark.slow
@@ -175,6 +176,21 @@ def test_a_description_of_other_form(saved: Path, key: str) -> None:
             assert "a.multitude" in str(error)
         else:
             assert_same(output, expected)
+
+
+def test_what_was_measured_is_saved(tmp_path: Path) -> None:
+    """Also for a device on which the ensemble is not now: there it is picked again."""
+    ens = convert(mt.Deep(members=2), CASE)
+    ens.tune(CASE.example(), seconds=0.0)
+    assert ens.engine.tuned == {"cpu": ens.engine.picked}
+    ens.engine.tuned = {"cpu": {"train": "vmap", "eval": "vmap"}, "meta": {"train": "vmap", "eval": "loop"}}
+    mt.save(ens, tmp_path / "a.multitude")
+    back = mt.load(tmp_path / "a.multitude", CASE.model())
+    assert back.engine.tuned == ens.engine.tuned
+    assert back.to("meta").plan.executor == {"train": "vmap", "eval": "loop"}
+    back.engine.proven = {"train": ("loop",), "eval": ("loop",)}  # what is not proven is not picked, whatever was measured
+    pick(back.engine)
+    assert back.plan.executor == {"train": "loop", "eval": "loop"}
 
 
 def test_another_torch_is_trusted_with_the_loop_alone(saved: Path) -> None:

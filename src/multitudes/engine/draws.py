@@ -37,13 +37,13 @@ class Drawing:
         """Draws one member's values of the buffers in `draws`, by name, on the CPU."""
         raise NotImplementedError
 
-    def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws values for a trial run, in which members must differ; by default as `draw`."""
-        return self.draw(generator)
-
-    def differing(self) -> tuple[str, ...]:
-        """Names the buffers that differ between members of a trial run; by default all."""
-        return self.draws
+    def draw_for_trial(self, generator: torch.Generator, members: int) -> dict[str, Tensor]:
+        """Draws for a trial run, ``[M, ...]`` by name: by `draw`, until members differ, or often enough."""
+        for _ in range(16):
+            drawn = [self.draw(generator) for _ in range(members)]
+            if not any(torch.equal(one[key], drawn[0][key]) for one in drawn[1:] for key in self.draws):
+                break
+        return {key: torch.stack([one[key] for one in drawn]) for key in self.draws}
 
     def bake(self) -> None:
         """Turns the layer back into its plain class, in place, with the current draws worked into its weights."""
@@ -111,15 +111,10 @@ def draw_distinct(network: nn.Module, owned: Collection[str], members: int) -> N
     """Draws for all members, in place, until members differ: a trial run on equal members proves nothing."""
     registers, buffers, generator = registers_of(network), dict(network.named_buffers()), torch.Generator().manual_seed(0)
     for name, layer in drawing_layers(network):
-        for _ in range(16):
-            drawn = [layer.draw_for_trial(generator) for _ in range(members)]
-            if not any(torch.equal(one[key], drawn[0][key]) for one in drawn[1:] for key in layer.differing()):
-                break
-        for key in layer.draws:
+        for key, value in layer.draw_for_trial(generator, members).items():
             full = join_name(name, key)
-            value = torch.stack([one[key] for one in drawn]).to(buffers[full])
             for register, place in registers[full] if full in owned else ():
-                register[place] = value
+                register[place] = value.to(buffers[full])
 
 
 def are_distinct(network: nn.Module, owned: Collection[str], count: int | None = None) -> bool:

@@ -89,7 +89,7 @@ def _may_choose(engine: Engine) -> bool:
     """Whether a call may take another executor than the picked one, by its size: on a GPU, if nobody has measured."""
     if torch.compiler.is_compiling():
         return False
-    return not (engine.tuned or engine.chunk is not None or engine.device_type == "cpu")
+    return engine.chunk is None and engine.device_type not in {"cpu", *engine.tuned}
 
 
 def bytes_of_member(engine: Engine, call: Inputs, per_member: bool = False) -> float:

@@ -90,8 +90,9 @@ class Engine:
     """Largest number of members to run at once; None means all."""
     input_bytes: float = 0.0
     """Bytes of memory that one member needs per entry of the input tensors; 0 if unknown."""
-    tuned: bool = False
-    """Whether `picked` was measured; else a call on a GPU may choose another executor by the number of its rows."""
+    tuned: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By type of device, the executors that `ens.tune` found fastest. Where there are none, a call on a GPU may choose another
+    executor than `picked` by the number of its rows."""
     summed: frozenset[str] = frozenset()
     """Tensors with a member axis that layers sum over members (MIMO's first layers). With per_member=True vmap splits them."""
     traits: Traits = Traits()
@@ -213,10 +214,15 @@ class Engine:
 
     def adopt(self, trial: Engine) -> None:
         """Takes over the traits and proofs of a trial engine with fewer members."""
-        self.traits = replace(trial.traits, plain_weights=self.traits.plain_weights)
-        self.why, self.proven, self.row_axes, self.untried = trial.why, trial.proven, trial.row_axes, trial.untried
-        self.blocks_left_out = trial.blocks_left_out
+        plain_weights = self.traits.plain_weights
+        self.take_proofs(trial)
+        self.traits = replace(trial.traits, plain_weights=plain_weights)
         self.refresh()
+
+    def take_proofs(self, trial: Engine) -> None:
+        """Takes over what was proved of a copy of this engine."""
+        self.traits, self.row_axes, self.blocks_left_out = trial.traits, trial.row_axes, trial.blocks_left_out
+        self.why, self.proven, self.untried = trial.why, trial.proven, trial.untried
 
 
 def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tree, dict[str, Tensor]]:

@@ -188,11 +188,13 @@ def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], mo
     if about["torch"] == torch.__version__:  # with another torch, only the loop is proven, the others are tried again
         engine.proven = {mode: tuple(about["proven"][mode]) for mode in MODES}
         engine.picked = {mode: about["picked"][mode] for mode in MODES}
+        engine.tuned = {device: {mode: names[mode] for mode in MODES} for device, names in about.get("tuned", {}).items()}
         engine.why, engine.row_axes = dict(about["why"]), dict(about["row_axes"])
         engine.untried = frozenset(about.get("untried", ()))
     else:
         engine.untried = ALL
-    unknown = {name for mode in MODES for name in (*engine.proven[mode], engine.picked[mode])} - EXECUTORS.keys()
+    used = (engine.picked, *engine.tuned.values())
+    unknown = {name for mode in MODES for name in (*engine.proven[mode], *(names[mode] for names in used))} - EXECUTORS.keys()
     if unknown:
         raise FileError(
             f"{source} names executors that this version does not have: {', '.join(sorted(map(str, unknown)))}. "
@@ -264,6 +266,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "traits": {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(engine.traits).items()},
         "proven": engine.proven,
         "picked": engine.picked,
+        "tuned": engine.tuned,
         "row_axes": engine.row_axes,
         "why": engine.why,
         "untried": sorted(engine.untried),

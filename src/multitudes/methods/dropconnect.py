@@ -149,8 +149,10 @@ class Connected(Drawing):
         return {key: self._masked(key, stored_weight(self, key)) for key in self.replaced}
 
     def _masked(self, key: str, weight: Tensor) -> Tensor:
-        kept = torch.where(getattr(self, _mask(key)), weight, 0.0)  # in half the time of a product with truth values
-        return kept.div_(1 - self.p)  # in place: no second copy of the weight
+        mask: Tensor = getattr(self, _mask(key))
+        if not torch.compiler.is_compiling():  # exported graphs have no bytes
+            mask = mask.view(torch.uint8)  # torch.where, or a product with truth values, takes twice the time on a CPU
+        return (weight * mask).div_(1 - self.p)  # in place: no second copy of the weight
 
 
 class ConnectedWeights(Formed, Connected):

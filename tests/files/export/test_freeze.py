@@ -151,6 +151,30 @@ def test_the_ensemble_stays_as_it_was(ens: mt.Ensemble) -> None:
     assert ens.training and not ens.template.get_submodule("bn_a").training
 
 
+class Timed(nn.Module):
+    """Takes images and a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.speed = Net(), nn.Linear(1, 4)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """Returns class scores that move with time."""
+        return self.net(x) + self.speed(t[:, None])
+
+
+def test_inputs_are_given_as_in_a_call() -> None:
+    x, t = torch.randn(5, 3, 8, 8), torch.rand(5)
+    ens = mt.ensemble(Timed(), mt.Deep(members=2), (x, t), seed=0).eval()
+    with torch.no_grad():
+        wanted = ens(x, t)
+        for frozen in (ens.freeze(x, t), ens.freeze((x, t)), ens.freeze(mt.Inputs(x, t)), ens.freeze()):
+            torch.testing.assert_close(frozen(x, t), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ens.freeze(x, t=t)(x, t=t), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(mt.InputError, match="takes 2 inputs, but the data has 1"):
+        ens.freeze(x)
+
+
 class Flat(nn.Module):
     """Pools, and a flattened image before the head."""
 

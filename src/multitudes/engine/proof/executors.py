@@ -37,6 +37,7 @@ from multitudes.engine.proof.outcome import (
 )
 from multitudes.engine.proof.shallower import shallower
 from multitudes.engine.proof.slots import different_inputs, prove_slots
+from multitudes.engine.proof.tables import with_few_rows
 from multitudes.engine.proof.trial import RUNS, Trial, plain_member
 from multitudes.engine.proof.whole import run_whole
 from multitudes.engine.state import MODES, Engine
@@ -64,10 +65,31 @@ def prove_executors(
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
     """
     tried = frozenset(names) if names is not None else (_needed(engine).union(also) if large else ALL)
-    part = shallower(engine, inputs, plain_member(engine, 0)) if large else None
-    if part is None or not _proved_on_part(engine, part, inputs, tried):
+    if not large:
         _prove(engine, inputs, large, tried)
+    elif not _proved_on_few_rows(engine, inputs, tried):
+        _prove_large(engine, inputs, tried)
     pick(engine)
+
+
+def _proved_on_few_rows(engine: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
+    """Proves a large engine on a copy without the rows of tables that are not read. Returns False if the engine must decide."""
+    few = with_few_rows(engine, inputs, plain_member(engine, 0))
+    if few is None:
+        return False
+    try:
+        _prove_large(*few, tried)
+    except Exception:
+        return False
+    engine.take_proofs(few[0])
+    return True
+
+
+def _prove_large(engine: Engine, inputs: Inputs, tried: frozenset[str]) -> None:
+    """Proves a large engine, on a shallower copy if it has one."""
+    part = shallower(engine, inputs, plain_member(engine, 0))
+    if part is None or not _proved_on_part(engine, part, inputs, tried):
+        _prove(engine, inputs, True, tried)
 
 
 def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
@@ -78,9 +100,8 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
         whole = run_whole(engine, inputs, part, same)
     except Exception:
         return False
+    engine.take_proofs(part)
     engine.traits, engine.row_axes = whole.traits, whole.row_axes
-    engine.proven, engine.why, engine.untried = part.proven, part.why, part.untried
-    engine.blocks_left_out = part.blocks_left_out
     return True
 
 
@@ -292,10 +313,11 @@ def _preferred(engine: Engine) -> str:
 
 
 def pick(engine: Engine) -> None:
-    """Picks a proven executor for each mode without timing them."""
-    prefers = _preferred(engine)
+    """Picks a proven executor for each mode without timing them: what was measured on this device before, if anything."""
+    prefers, measured = _preferred(engine), engine.tuned.get(engine.device_type, {})
     for mode in MODES:
-        engine.picked[mode] = prefers if prefers in engine.proven[mode] else "loop"
+        proven = [name for name in (measured.get(mode), prefers) if name in engine.proven[mode]]
+        engine.picked[mode] = proven[0] if proven else "loop"
 
 
 def _obstacle(trial: Trial, name: str, mode: str) -> str | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs, fresh_inputs
@@ -145,16 +145,29 @@ FAILS = "the model fails when a member's weights are changed a little"
 @contextlib.contextmanager
 def _changed(engine: Engine, m: int, how: str) -> Iterator[None]:
     """Sets the tensors of member m in a with-block: to NaN, or to values of similar size with their peaks elsewhere."""
-    tensors = [t.detach()[m] for n, t in named_tensors(engine.template) if n in engine.owned]
-    tensors = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    owned = {n: t for n, t in named_tensors(engine.template) if n in engine.owned}
+    owned = {n: t for n, t in owned.items() if t.is_floating_point() or t.is_complex()}
+    buffers = {n: t for n, t in owned.items() if not isinstance(t, nn.Parameter)}
+    views = {n: t for n, t in buffers.items() if torch._debug_has_internal_overlap(t)}  # of few numbers: not to be written into
+    copies = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in views.items()}
+    tensors = [t.detach()[m] for n, t in owned.items() if n not in views]
     stored = [t.clone() for t in tensors]
     try:
-        for t in tensors:
+        for t in [*tensors, *(copy[m] for copy in copies.values())]:
             if how == "NaN":
                 t.fill_(torch.nan)
             else:
                 t.copy_(t.flip(tuple(range(t.ndim))).mul_(1.01).add_(0.01))  # in place: tensors may be as large as the network
+        _put(engine, copies)
         yield
     finally:
+        _put(engine, views)
         for t, values in zip(tensors, stored, strict=True):
             t.copy_(values)
+
+
+def _put(engine: Engine, tensors: Mapping[str, Tensor]) -> None:
+    """Puts tensors in their places in the template, by name."""
+    for name, tensor in tensors.items():
+        for register, key in engine.registers[name]:
+            register[key] = tensor

@@ -38,7 +38,7 @@ def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None
             names = [name for name in engine.proven[mode] if name != "fold" or fold]
             times = {name: _time(engine, name, call, mode, seconds) for name in names}
             engine.picked[mode] = min(times, key=lambda name: times[name])
-    engine.tuned = True
+    engine.tuned = {**engine.tuned, device: dict(engine.picked)}
 
 
 def _convolutions(engine: Engine, call: Inputs) -> list[Convolution]:

@@ -6,6 +6,7 @@ are draws: zero until training has ended, and zero in every training step. `ens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -43,7 +44,9 @@ STATISTICS = ("running_mean", "running_var")
 """BatchNorm's buffers. In training mode BatchNorm writes into them, so then they have no shift."""
 
 FEW = 65_537
-"""The largest number of shifts that are drawn for a tensor in a trial; a prime, so that rows of a weight differ."""
+"""The largest number of shifts that are drawn one by one for a tensor in a trial."""
+STEP = 7
+"""How many numbers a row of a large tensor of shifts differs by from the row before."""
 
 
 class Shifted(Formed, Drawing):
@@ -74,15 +77,13 @@ class Shifted(Formed, Drawing):
         found = {shift_name(key): torch.zeros((), dtype=t.dtype).expand(t.shape) for key, t in self.stored().items()}
         return {key: found[key] for key in self.draws}
 
-    def draw_for_trial(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_for_trial(self, generator: torch.Generator, members: int) -> dict[str, Tensor]:
         """Draws small shifts of parameters; statistics have none, as a training step would overwrite them."""
-        shapes, some = {shift_name(key): value.shape for key, value in self.stored().items()}, self.differing()
-        return {key: _small(shapes[key], generator) if key in some else torch.zeros(shapes[key]) for key in self.draws}
-
-    def differing(self) -> tuple[str, ...]:
-        """Names the shifts of parameters."""
-        none = set(map(shift_name, STATISTICS))
-        return tuple(key for key in self.draws if key not in none)
+        shapes, none = {shift_name(key): value.shape for key, value in self.stored().items()}, set(map(shift_name, STATISTICS))
+        return {
+            key: torch.zeros((members, *shapes[key])) if key in none else _small((members, *shapes[key]), generator)
+            for key in self.draws
+        }
 
     def bake(self) -> None:
         """Turns the module back into its plain class, with its shifts in its tensors."""
@@ -96,11 +97,18 @@ class Shifted(Formed, Drawing):
         remove_draws(layer)
 
 
-def _small(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Draws numbers around zero, since shifts of one sign add up over a layer's inputs; many numbers repeat a few."""
-    count = shape.numel()
-    few = (torch.rand(max(1, min(count, FEW)), generator=generator) - 0.5) / 10
-    return few.repeat(-(-count // len(few)))[:count].view(shape)
+def _small(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Draws numbers around zero, ``[M, ...]``, since shifts of one sign add up over a layer's inputs.
+
+    A large tensor is a view of few numbers: each of its rows begins `STEP` numbers after the one before, and takes no memory.
+    """
+    if math.prod(shape) <= FEW or len(shape) < 3:
+        return (torch.rand(tuple(shape), generator=generator) - 0.5) / 10
+    members, rows, *rest = shape
+    inner = [math.prod(rest[axis + 1 :]) for axis in range(len(rest))]
+    each = STEP * (rows - 1) + math.prod(rest)
+    numbers = (torch.rand(members * each, generator=generator) - 0.5) / 10
+    return numbers.as_strided((members, rows, *rest), (each, STEP, *inner))
 
 
 def shift_name(key: str) -> str:
