@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.state import SharedWrite
 from multitudes.ensemble import Ensemble
 
 SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
@@ -39,6 +40,8 @@ COUPLED = "one set of statistics over the rows of all members"
 """How the plan says so."""
 RANDOM = "gradients in training mode: the network is random without its dropout too"
 """The note on a network of which plain members differ from themselves."""
+ONE_DRAW = "gradients in training mode: forward sets a buffer, which has one value if a step runs one draw, as training does"
+"""The note on a network of which several draws do not run together in training mode; the error says so."""
 AROUND = ("EMP", "ECMP")
 """Methods whose members start around the given model's norms and constants, not at them."""
 
@@ -72,6 +75,9 @@ class Subject:
     def holders(self) -> dict[str, str]:
         """How plain members hold each parameter (`holders`)."""
         return holders(self.ensemble)
+
+    gradients: dict[str, Tensor] | None = None
+    """The ensemble's gradients of formed parameters, if they were compared in a mode that has the values of the other one."""
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
@@ -165,11 +171,21 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
     subject = subject.moved
     if training and not _comparable_in_training(subject):
         return None
-    names, own = formed(subject.holders), dict[str, Tensor]()
-    differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names, own=own))
+    names, own = formed(subject.holders), subject.gradients or {}
+    differs = None
+    if subject.gradients is None:  # else the same values were compared in training mode
+        try:
+            differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names, own=own))
+        except SharedWrite:
+            if not (training and subject.ensemble.method.draws):
+                raise
+            subject.notes.append(ONE_DRAW)
+            return None
     if differs and training and _random_in_training(subject):
         subject.notes.append(RANDOM)
         return None
+    if training and not differs and _same_in_both_modes(subject):
+        subject.gradients = own
     if differs or training:
         return differs and f"{differs}{' in training mode' if training else ''}"
     if not names:
@@ -211,6 +227,20 @@ def _comparable_in_training(subject: Subject) -> bool:
     if not same and not subject.ensemble.method.draws:
         subject.notes.append(RANDOM)
     return same
+
+
+def _same_in_both_modes(subject: Subject) -> bool:
+    """Whether ensemble and members have in training mode, with dropout off, the very values of eval mode.
+
+    Methods that draw are not asked: turning dropout off may have turned off what they draw.
+    """
+    if subject.ensemble.method.draws or any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
+        return False
+    for network in (subject.ensemble, subject.ensemble.member(0)):
+        seen = [run(network.train(mode), subject.inputs) for mode in (True, False)]
+        if not all(torch.equal(one, other) for one, other in zip(*seen, strict=True)):
+            return False
+    return True
 
 
 def _random_in_training(subject: Subject) -> bool:
