@@ -390,7 +390,7 @@ def test_a_shared_buffer_that_members_set_apart_by_dropout_is_refused_at_convers
 
 @pytest.mark.parametrize("method", [mt.DropConnect(members=M, p=0.5), mt.SWAG(members=M)])
 def test_a_shared_buffer_has_one_value_if_a_step_runs_one_draw(method: mt.Method) -> None:
-    """Members that are draws train one at a time. Members that differ are refused by name when they run together in training."""
+    """Members that are draws train one at a time. Members that differ are refused by name when they train together."""
     x = torch.randn(B, 4)
     ens = mt.ensemble(Ranges(), method, x).train()
     ens.loss(x, torch.zeros(B, 3), torch.nn.functional.mse_loss).backward()
