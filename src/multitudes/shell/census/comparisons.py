@@ -30,6 +30,8 @@ from multitudes.ensemble import Ensemble
 
 SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
 """Largest relative difference in single precision; in double precision; and in single precision where double does not run."""
+COARSE_STEP = 1e-3
+"""A step so long that single precision in parts of a network does not hide the slope."""
 ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FACTOR = 2.0
@@ -395,18 +397,16 @@ def _slope(
         directions[name].select(-2, (padding or {})[name]).zero_()
     expected, near = _along(directions, known or _gradients(ensemble, inputs, True))
     found: dict[float, float] = {}
-    for step in (1e-5, 1e-3, 1e-2, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
-        ends = []
-        for sign in (step, -2 * step):
-            with torch.no_grad():
-                for name, direction in directions.items():
-                    named[name].add_(direction, alpha=sign)
-            plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
-            ends.append(float(sum(_weighted(outputs, False) for outputs in plain)))
-        with torch.no_grad():
-            for name, direction in directions.items():
-                named[name].add_(direction, alpha=step)
-        found[step] = (ends[0] - ends[1]) / (2 * step)
+
+    def total(step: float) -> float:
+        """Returns the plain members' outputs as one number, with the tensors moved by `step`."""
+        _move(named, directions, step)
+        plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
+        _move(named, directions, -step)
+        return float(sum(_weighted(outputs, False) for outputs in plain))
+
+    for step in (1e-5, COARSE_STEP, 1e-2, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
+        found[step] = (total(step) - total(-step)) / (2 * step)
         if abs(found[step] - expected) <= near:
             return None
         if known:
@@ -418,6 +418,8 @@ def _slope(
             known = None
             if abs(found[step] - expected) <= near:
                 return None
+    if abs(found[COARSE_STEP] - expected) <= near + _roughness(total, expected) / COARSE_STEP:
+        return None
     slopes = [found[step] for step in sorted(found, reverse=True)]
     noise = min(abs(one - other) for one, other in itertools.pairwise(slopes))  # parts may be in single precision
     if min(abs(slope - expected) for slope in slopes) <= near + noise:
@@ -429,6 +431,20 @@ def _slope(
         return None  # the network's own gradient is not its slope
     where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
     return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[1]:.4g}"
+
+
+def _move(named: Mapping[str, nn.Parameter], directions: Mapping[str, Tensor], step: float) -> None:
+    """Moves tensors along directions, in place."""
+    with torch.no_grad():
+        for name, direction in directions.items():
+            named[name].add_(direction, alpha=step)
+
+
+def _roughness(total: Callable[[float], float], slope: float) -> float:
+    """Returns by how much a function departs from its tangent over tiny steps: by nothing, unless parts of it round singles."""
+    steps = [sign * step for step in (1e-6, 2e-6, 4e-6, 8e-6) for sign in (1, -1)]
+    start = total(0.0)
+    return max(abs(total(step) - start - slope * step) for step in steps)
 
 
 def _along(directions: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> tuple[float, float]:

@@ -75,7 +75,7 @@ def method_for(name: str, library: str = "") -> Method:
 
 
 def turn(network: Network, method: str, count: int) -> int:
-    """Returns a number below `count`: the same for a pair in every census, and different for the methods of a network."""
+    """Returns a number below `count`: the same whenever a pair is tried; the methods of a network take turns."""
     order = sorted(kind.__name__ for kind in Method.all())
     return (zlib.crc32(network.name.encode()) + order.index(method)) % count
 
