@@ -368,3 +368,19 @@ def test_a_function_that_rounds_is_rough() -> None:
     assert comparisons._roughness(lambda step: 3 + 0.02 * step, 0.02) < 1e-12
     assert comparisons._roughness(lambda step: 3 + 0.02 * step, 0.03) / comparisons.COARSE_STEP < 1e-4
     assert comparisons._roughness(lambda step: float(torch.tensor(3 + 0.02 * step)), 0.02) > 1e-8
+
+
+class MoreInEval(nn.Sequential):
+    """Returns its input beside its output in eval mode alone, as XLNet returns its memory."""
+
+    def forward(self, x: Tensor) -> Any:
+        output = super().forward(x)
+        return output if self.training else (output, x)
+
+
+def test_a_network_may_return_more_in_one_mode() -> None:
+    model, x = MoreInEval(*network()), torch.randn(4, 6)
+    made = Subject(mt.ensemble(model, mt.Deep(members=2), x, seed=0, check=False), model, mt.Inputs(x))
+    assert comparisons.gradients(made, training=True) is None
+    assert made.moved.gradients is None
+    assert comparisons.gradients(made) is None
