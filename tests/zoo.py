@@ -251,7 +251,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("MultiHead", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
     **each("TreeNet", TIED, "tied"),
     **each("TreeNet", ONE_AVERAGE, "reassigning", laws=("by_rows",)),
-    **each("BatchEnsemble", ONE_AVERAGE, "reassigning", laws=TRAINING),
+    **each("BatchEnsemble", unfit("A moving average in which members differ has no one value.", "average"), "reassigning"),
     **each("Masksembles", unfit("The network's input gets no mask.", "channels"), "one_layer"),
     **each("MIMO", STEM, "lstm", "weight_norm"),
     **each("MIMO", AROUND, "residual", "untouched", "input_again", "einsum", "in_place"),

@@ -85,7 +85,7 @@ def test_it_names_the_operation_that_forbids_an_executor() -> None:
 def test_what_keeps_vmap_from_checkpointing_and_branches() -> None:
     """Each reason speaks of the cause."""
     assert "checkpoint" in planned(mt.Deep(), "checkpoint").why["vmap"]
-    assert "control flow" in planned(mt.Deep(), "branching").why["vmap"]
+    assert "decides which operations run" in planned(mt.Deep(), "branching").why["vmap"]
 
 
 def test_hooks_are_named() -> None:

@@ -506,3 +506,29 @@ def test_hooks_set_after_conversion_are_seen() -> None:
     assert choose(ens.engine) == "loop"
     handle.remove()
     assert choose(copy.deepcopy(ens).engine) == "vmap"
+
+
+class Returning(nn.Module):
+    """Returns a weight and a buffer beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("table", torch.randn(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.last(self.first(x).relu()), self.last.weight, self.first.weight, self.table
+
+
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_outputs_are_never_the_ensembles_own_tensors(around: type) -> None:
+    """A weight that forward returns is copied, owned or shared: who writes into an output must not change the ensemble."""
+    x = torch.randn(B, 4)
+    ens = mt.ensemble(Returning(), mt.MultiHead(members=M), x).eval()
+    state = {name: tensor.clone() for name, tensor in ens.state_dict().items()}
+    with around():
+        outputs = EXECUTORS["vmap"](ens.engine, mt.Inputs(x))
+        for output in outputs[1:]:
+            assert not isinstance(output, nn.Parameter)
+            output.detach().zero_()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in ens.state_dict().items())

@@ -462,3 +462,24 @@ def test_recurrent_dropout_is_named() -> None:
 
     plan = mt.plan(Steps(), mt.MCDropout(), torch.randn(5, 2, 4), batch_axis=1)
     assert any("off at prediction: dropout in rnn" in note for note in plan.notes)
+
+
+class Clamped(nn.Module):
+    """Clamps a weight of its own in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.dropout = nn.Linear(5, 8), nn.Linear(8, 3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.last.weight.mul_(0.9)
+        return self.last(self.dropout(self.first(x).relu()))
+
+
+def test_a_forward_that_writes_into_a_weight_leaves_the_given_model_alone() -> None:
+    model = Clamped().double()
+    before = model.last.weight.detach().clone()
+    ens = mt.ensemble(model, mt.MCDropout(members=3), X)
+    assert torch.equal(model.last.weight, before)
+    assert torch.equal(ens.template.last.weight, before)

@@ -332,12 +332,15 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
                 elif value is first[name] or torch.equal(value, first[name]):
                     buffers[name].copy_(value)
                 else:
-                    raise RunError(shared_write(name))
+                    raise SharedWrite(name)
 
 
-def shared_write(name: str) -> str:
-    """Error message for a shared buffer that members would set to different values."""
-    return (
-        f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, such as "
-        "mt.Deep(members=4), without keep= on its layer; or put the layer into eval mode"
-    )
+class SharedWrite(RunError):
+    """Raised when members set a shared buffer to different values; `in_place` if they write into it."""
+
+    def __init__(self, name: str, in_place: bool = False) -> None:
+        self.in_place = in_place
+        super().__init__(
+            f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, "
+            "such as mt.Deep(members=4), without keep= on its layer; or have forward leave it as it is"
+        )

@@ -163,7 +163,24 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
             buffers[name][chunk].copy_(value)
     with torch._C.DisableTorchFunction():
         moved = {n: v for n, v in counts.items() if n not in names and (traced or write_mark(v) != before[n])}
-    return tree.refill(structure[0], outputs), moved
+    return tree.refill(structure[0], _apart(outputs, engine, values)), moved
+
+
+def _apart(outputs: Sequence[Tensor], engine: Engine, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Copies outputs that are tensors of the ensemble or of the call themselves, as stacking does in the loop."""
+    if torch.compiler.is_compiling():
+        return [output.clone() if isinstance(output, nn.Parameter) else output for output in outputs]
+    with torch._C.DisableTorchFunction():
+        held = {_place(t) for t in (*engine.parameters().values(), *engine.buffers().values(), *inputs)}
+        alike = [_place(output) in held for output in outputs]
+    return [output.clone() if same else output for output, same in zip(outputs, alike, strict=True)]
+
+
+def _place(tensor: Tensor) -> int:
+    """Returns a number that tensors with the same memory have in common. Inference mode does not know what a view is of."""
+    if torch.is_inference_mode_enabled() and not functorch.is_functorch_wrapped_tensor(tensor):
+        return int(tensor.untyped_storage()._cdata)
+    return id(tensor if tensor._base is None else tensor._base)
 
 
 def over_members(

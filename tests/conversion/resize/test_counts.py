@@ -483,3 +483,23 @@ def test_a_width_in_forward_is_named() -> None:
         mt.ConversionError, match=r"Fixed\.forward has .*write h\.flatten\(1\) in place of h\.view\(-1, 16 \* 4\)"
     ):
         mt.resize(Fixed(), 0.5, torch.randn(2, 3, 8, 8))
+
+
+class OneMore(nn.Embedding):
+    """A table with the row of one more word beside it, as T5Gemma2's."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self.last = nn.Parameter(torch.randn(columns))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.where((ids == self.num_embeddings - 1)[..., None], self.last, super().forward(ids))
+
+
+def test_a_row_beside_a_table_is_as_wide_as_the_table() -> None:
+    x = mt.Inputs(torch.randint(64, (3, 6)))
+    wide, thin, fewer = (
+        nn.Sequential(OneMore(rows, width), nn.Linear(width, 7)) for rows, width in ((64, 32), (64, 16), (32, 32))
+    )
+    assert list(counts.changed_tables(observe(wide, x), thin)) == []
+    assert any("32 rows instead of 64" in text for text in counts.changed_tables(observe(wide, x), fewer))

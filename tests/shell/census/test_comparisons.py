@@ -352,3 +352,35 @@ def test_members_of_a_network_in_which_signals_vanish_cannot_be_told_apart() -> 
     made = Subject(ensemble, model, mt.Inputs(x))
     assert comparisons._equal_members(made) is None
     assert "members cannot be told apart" in made.notes[-1]
+
+
+@pytest.mark.parametrize(("method", "norm", "once"), [(mt.Deep(members=2), False, True), (mt.Deep(members=2), True, False)])
+def test_gradients_are_compared_once_if_modes_have_the_same_values(method: mt.Method, norm: bool, once: bool) -> None:
+    made = subject(method, norm)
+    assert comparisons.gradients(made, training=True) is None
+    assert (made.moved.gradients is not None) == once
+    made.moved.ensemble.__class__ = LeakingBackwards
+    assert (comparisons.gradients(made) is None) == once
+
+
+def test_a_function_that_rounds_is_rough() -> None:
+    """A smooth one is its tangent over tiny steps, and a wrong slope hides behind no roughness."""
+    assert comparisons._roughness(lambda step: 3 + 0.02 * step, 0.02) < 1e-12
+    assert comparisons._roughness(lambda step: 3 + 0.02 * step, 0.03) / comparisons.COARSE_STEP < 1e-4
+    assert comparisons._roughness(lambda step: float(torch.tensor(3 + 0.02 * step)), 0.02) > 1e-8
+
+
+class MoreInEval(nn.Sequential):
+    """Returns its input beside its output in eval mode alone, as XLNet returns its memory."""
+
+    def forward(self, x: Tensor) -> Any:
+        output = super().forward(x)
+        return output if self.training else (output, x)
+
+
+def test_a_network_may_return_more_in_one_mode() -> None:
+    model, x = MoreInEval(*network()), torch.randn(4, 6)
+    made = Subject(mt.ensemble(model, mt.Deep(members=2), x, seed=0, check=False), model, mt.Inputs(x))
+    assert comparisons.gradients(made, training=True) is None
+    assert made.moved.gradients is None
+    assert comparisons.gradients(made) is None

@@ -150,7 +150,8 @@ def test_a_file_with_other_outputs_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         return made
 
     monkeypatch.setattr(pair, "load", loading)
-    result = pair.try_pair(NETWORK, "Deep")
+    networks = [Network("own", "small", name, small, NETWORK.inputs) for name in "abcdefgh"]
+    result = pair.try_pair(next(network for network in networks if pair.turn(network, "Deep", 3) == 1), "Deep")
     assert result.outcome == "wrong"
     assert result.reason.startswith("files: loaded under torch.no_grad(): outputs differ")
 
@@ -177,3 +178,10 @@ def test_packed_is_tried_at_the_size_of_one_network() -> None:
     assert pair.method_for("Deep") == mt.Deep(members=2)
     assert pair.method_for("Masksembles", "geometric") == mt.Masksembles(members=2, feed="all")
     assert pair.method_for("Single") == mt.Single()
+
+
+def test_every_network_has_its_turn_at_everything() -> None:
+    """Files are loaded in every way, and `mt.check` is run, for each network by some methods."""
+    methods = [kind.__name__ for kind in mt.Method.all() if kind.__module__.startswith("multitudes.")]
+    for count in (len(pair.WAYS), pair.CHECKED):
+        assert {pair.turn(NETWORK, method, count) for method in methods} == set(range(count))

@@ -29,10 +29,13 @@ def changed_tables(structure: Structure, new: nn.Module) -> Iterator[str]:
     tensors = dict(named_tensors(new))
     for name, table in named_tensors(structure.model):
         layer = owning_module(name)
-        held = name in structure.tables or isinstance(structure.model.get_submodule(layer), TABLES)
+        part: Any = structure.model.get_submodule(layer)
+        held = name in structure.tables or isinstance(part, TABLES)
         if held and table.ndim:  # a table may hold a number too, by which its rows are multiplied
             rows, now = len(table), len(tensors[name])
-            if rows != now:
+            other: Any = new.get_submodule(layer)
+            one_row = isinstance(part, TABLES) and table.ndim == 1 and (rows, now) == (part.embedding_dim, other.embedding_dim)
+            if rows != now and not one_row:  # a row beside the table, such as that of one word, is as wide as the table
                 yield f"{layer or name} would have {now} rows instead of {rows}, but their number is no width"
 
 

@@ -285,7 +285,8 @@ def _check_trainable(trial: Trial, engine: Engine) -> None:
         raise RunError(
             f"it could not be trained: BatchNorm {listed(engine.traits.coupled)} is shared by members, so it must see all "
             f"their rows at once. fold cannot run this model ({engine.why.get('fold')}), nor can vmap "
-            f"({engine.why.get('vmap')})"
+            f"({engine.why.get('vmap')}). Use a method whose members own it, such as mt.Deep(members=4), or another norm, such "
+            "as nn.GroupNorm"
         )
 
 
@@ -442,10 +443,15 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
     return names
 
 
+BRANCHES = "a tensor's value decides which operations run, as in `if x.sum() > 0`, or where whole layers are dropped at random"
+
+
 def _reason(error: Exception) -> str:
     """Returns the first 200 characters of an error's text, and the aten operation that it names, if any."""
     if isinstance(error, ValueError) and str(error).startswith("zip()"):
         return "layers are called with other numbers of tensors for another number of rows"
+    if "data-dependent control flow" in str(error):
+        return BRANCHES
     text = " ".join(str(error).split())[:200] or type(error).__name__
     operation = _operation_in(" ".join(str(error).split()))
     return text if operation in text else f"{operation}: {text}"

@@ -39,7 +39,7 @@ from multitudes.engine.proof.outcome import (
 )
 from multitudes.engine.proof.stored import what_is_stored
 from multitudes.engine.replay import Replay
-from multitudes.engine.state import MODES, Engine, Traits, shared_write, write_back
+from multitudes.engine.state import MODES, Engine, SharedWrite, Traits, write_back
 from multitudes.engine.vmap import run_vmap
 from multitudes.errors import RunError, listed
 from multitudes.terminal import step
@@ -67,6 +67,7 @@ class Trial:
         backward: bool = True,
     ) -> None:
         plain = without_dropout(engine)
+        self._noisy = engine, inputs
         precise = None if large else doubled(plain, inputs)
         self.engine, self.inputs = precise or (plain, inputs)
         self.large = large
@@ -175,12 +176,22 @@ class Trial:
                 self._outcomes[_key("loop", mode)] = outcome
         self._check_numbers()
         self.engine.traits = replace(self.engine.traits, written_buffers=frozenset(written) & norms)
+        self._check_shared_buffers(frozenset(written) & norms)
         for mode in reversed(MODES):
             if self.loop(mode) is not None and (mode == "eval" or self.trains_apart):
                 step(f"members alone in {mode} mode")
                 self._check_members(mode)
         train = self.loop("train")
         self.engine.traits = replace(self.engine.traits, random=train is not None and train.random)
+
+    def _check_shared_buffers(self, written: frozenset[str]) -> None:
+        """Refuses members that set a shared buffer to different values only because their dropout differs."""
+        engine, inputs = self._noisy
+        if written <= engine.owned or self.loop("train") is None or drawn_names(engine.template):
+            return
+        noisy = replace(engine, template=copy_with(engine.template, {}), proven=dict(engine.proven), why={})
+        noisy.traits = self.engine.traits
+        run_executor(run_loop, noisy, inputs, "train", backward=False)
 
     def _check_numbers(self) -> None:
         """Refuses outputs that are NaN in eval mode: NaN equals NaN in every comparison, so nothing would be proved."""
@@ -208,9 +219,11 @@ class Trial:
             try:
                 outcome = self._watched_loop(mode, written)
                 return with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
-            except (SharedWrite, DrawWritten):
+            except DrawWritten:
                 raise
             except Exception as error:
+                if isinstance(error, SharedWrite) and (error.in_place or not drawn_names(self.engine.template)):
+                    raise  # if members are draws, a training step runs one of them, which sets the buffer to one value
                 problem = problem or error
         self.engine.traits = before
         assert problem is not None, "the loop ran"
@@ -244,7 +257,7 @@ class Trial:
             mutated.append(not all(torch.equal(a, b) for a, b in zip(call.tensors(), self.inputs.tensors(), strict=True)))
             clashes = [name for name in replay.clashes if name in shared]
             if clashes and engine.members > 1:
-                raise SharedWrite(shared_write(clashes[0]))
+                raise SharedWrite(clashes[0], in_place=True)
             write_back(engine, changed)
             return tree.stack(outputs)
 
@@ -412,10 +425,6 @@ def _only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
             raise DrawWritten(
                 f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
             )
-
-
-class SharedWrite(RunError):
-    """Raised when each member sets a shared buffer to another value."""
 
 
 def plain_member(engine: Engine, m: int) -> nn.Module:

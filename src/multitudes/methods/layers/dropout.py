@@ -24,6 +24,7 @@ from multitudes.engine.listening import Quick
 from multitudes.engine.modules import registers_of
 from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.proof import smaller
+from multitudes.engine.writes import on_copy
 from multitudes.errors import ConversionError, RunError
 
 FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -164,7 +165,9 @@ def reset_call_counts(network: nn.Module, _: Any) -> None:
 
 def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
     """Records the shapes of each dropout's calls, in place. Returns True if they changed."""
-    calls = _calls_without_values(network, inputs, batch_axis) or _calls(network, inputs, batch_axis)
+    calls = _calls_without_values(network, inputs, batch_axis)
+    if calls is None:
+        calls = on_copy(network, lambda copy: _calls(copy, inputs, batch_axis))  # forward may write into its parameters
     changed = False
     for name, layer in drawing_layers(network):
         assert isinstance(layer, MaskedDropout)

@@ -25,10 +25,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.state import SharedWrite
 from multitudes.ensemble import Ensemble
 
 SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
 """Largest relative difference in single precision; in double precision; and in single precision where double does not run."""
+COARSE_STEP = 1e-3
+"""A step so long that single precision in parts of a network does not hide the slope."""
 ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FACTOR = 2.0
@@ -39,6 +42,8 @@ COUPLED = "one set of statistics over the rows of all members"
 """How the plan says so."""
 RANDOM = "gradients in training mode: the network is random without its dropout too"
 """The note on a network of which plain members differ from themselves."""
+ONE_DRAW = "gradients in training mode: forward sets a buffer, which has one value if a step runs one draw, as training does"
+"""The note on a network of which several draws do not run together in training mode; the error says so."""
 AROUND = ("EMP", "ECMP")
 """Methods whose members start around the given model's norms and constants, not at them."""
 
@@ -72,6 +77,9 @@ class Subject:
     def holders(self) -> dict[str, str]:
         """How plain members hold each parameter (`holders`)."""
         return holders(self.ensemble)
+
+    gradients: dict[str, Tensor] | None = None
+    """The ensemble's gradients of formed parameters, if they were compared in a mode that has the values of the other one."""
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
@@ -165,11 +173,21 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
     subject = subject.moved
     if training and not _comparable_in_training(subject):
         return None
-    names, own = formed(subject.holders), dict[str, Tensor]()
-    differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names, own=own))
+    names, own = formed(subject.holders), subject.gradients or {}
+    differs = None
+    if subject.gradients is None:  # else the same values were compared in training mode
+        try:
+            differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names, own=own))
+        except SharedWrite:
+            if not (training and subject.ensemble.method.draws):
+                raise
+            subject.notes.append(ONE_DRAW)
+            return None
     if differs and training and _random_in_training(subject):
         subject.notes.append(RANDOM)
         return None
+    if training and not differs and _same_in_both_modes(subject):
+        subject.gradients = own
     if differs or training:
         return differs and f"{differs}{' in training mode' if training else ''}"
     if not names:
@@ -211,6 +229,21 @@ def _comparable_in_training(subject: Subject) -> bool:
     if not same and not subject.ensemble.method.draws:
         subject.notes.append(RANDOM)
     return same
+
+
+def _same_in_both_modes(subject: Subject) -> bool:
+    """Whether ensemble and members have in training mode, with dropout off, the very values of eval mode.
+
+    Methods that draw are not asked: turning dropout off may have turned off what they draw.
+    """
+    if subject.ensemble.method.draws or any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
+        return False
+    for network in (subject.ensemble, subject.ensemble.member(0)):
+        seen = [run(network.train(mode), subject.inputs) for mode in (True, False)]
+        train, predicting = seen  # in one mode a network may return more, such as a cache
+        if len(train) != len(predicting) or not all(map(torch.equal, train, predicting)):
+            return False
+    return True
 
 
 def _random_in_training(subject: Subject) -> bool:
@@ -365,18 +398,16 @@ def _slope(
         directions[name].select(-2, (padding or {})[name]).zero_()
     expected, near = _along(directions, known or _gradients(ensemble, inputs, True))
     found: dict[float, float] = {}
-    for step in (1e-5, 1e-3, 1e-2, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
-        ends = []
-        for sign in (step, -2 * step):
-            with torch.no_grad():
-                for name, direction in directions.items():
-                    named[name].add_(direction, alpha=sign)
-            plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
-            ends.append(float(sum(_weighted(outputs, False) for outputs in plain)))
-        with torch.no_grad():
-            for name, direction in directions.items():
-                named[name].add_(direction, alpha=step)
-        found[step] = (ends[0] - ends[1]) / (2 * step)
+
+    def total(step: float) -> float:
+        """Returns the plain members' outputs as one number, with the tensors moved by `step`."""
+        _move(named, directions, step)
+        plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
+        _move(named, directions, -step)
+        return float(sum(_weighted(outputs, False) for outputs in plain))
+
+    for step in (1e-5, COARSE_STEP, 1e-2, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
+        found[step] = (total(step) - total(-step)) / (2 * step)
         if abs(found[step] - expected) <= near:
             return None
         if known:
@@ -388,6 +419,8 @@ def _slope(
             known = None
             if abs(found[step] - expected) <= near:
                 return None
+    if abs(found[COARSE_STEP] - expected) <= near + _roughness(total, expected) / COARSE_STEP:
+        return None
     slopes = [found[step] for step in sorted(found, reverse=True)]
     noise = min(abs(one - other) for one, other in itertools.pairwise(slopes))  # parts may be in single precision
     if min(abs(slope - expected) for slope in slopes) <= near + noise:
@@ -399,6 +432,20 @@ def _slope(
         return None  # the network's own gradient is not its slope
     where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
     return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[1]:.4g}"
+
+
+def _move(named: Mapping[str, nn.Parameter], directions: Mapping[str, Tensor], step: float) -> None:
+    """Moves tensors along directions, in place."""
+    with torch.no_grad():
+        for name, direction in directions.items():
+            named[name].add_(direction, alpha=step)
+
+
+def _roughness(total: Callable[[float], float], slope: float) -> float:
+    """Returns by how much a function departs from its tangent over tiny steps: by nothing, unless parts of it round singles."""
+    steps = [sign * step for step in (1e-6, 2e-6, 4e-6, 8e-6) for sign in (1, -1)]
+    start = total(0.0)
+    return max(abs(total(step) - start - slope * step) for step in steps)
 
 
 def _along(directions: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> tuple[float, float]:
