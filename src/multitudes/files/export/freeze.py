@@ -52,8 +52,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     norms = fold_norms(graph)
     fold_factors(graph, merge=False)
     device = next((tensor.device for tensor in inputs.tensors()), torch.device("cpu"))
-    if device.type == "cuda":
-        read_all_channels(graph)
+    read_all_channels(graph, strided=device.type == "cpu")
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk)
