@@ -20,7 +20,7 @@ from multitudes.engine.batch_norm import estimate_norms
 from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
-from multitudes.engine.inputs import Inputs, checked_example, count_rows, slot
+from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, slot
 from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors, under_autocast
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
@@ -29,6 +29,7 @@ from multitudes.engine.proof.tune import tune
 from multitudes.engine.recorded import Recorded
 from multitudes.engine.run import run
 from multitudes.engine.selected_output import selection_of
+from multitudes.engine.timing import medians
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.errors import InputError, RunError
 from multitudes.method import Batch, Criterion, Method, into_slots
@@ -392,11 +393,12 @@ class Ensemble(nn.Module):
         new.calibrator, new.class_axis = self.calibrator and self.calibrator.subset(chosen), self.class_axis
         return new
 
-    @undisturbed
-    def compact(self) -> Ensemble:
+    def compact(self, x: Any = None) -> Ensemble:
         """Returns a smaller ensemble for prediction, without the channels that members do not use.
 
-        Its outputs are the same. Its plan shows the multiply-adds before and after, and the change of each layer.
+        Its outputs are the same. Its plan shows the multiply-adds before and after, and the change of each layer. An ensemble
+        that would compute as much as before is refused. With `x` both are timed on it, under the present autocast; if the
+        compact one is not faster, a warning says so, and the ensemble itself is returned.
         """
         if self.is_compact:
             raise InputError("this ensemble is compact already: use it as it is")
@@ -404,9 +406,30 @@ class Ensemble(nn.Module):
             raise InputError(
                 "compact() cannot cut weights that forward reads outside the layers that hold them: use the ensemble as it is"
             )
-        new = self.method.compact(self)
+        new = undisturbed(self.method.compact)(self)
         new.calibrator, new.class_axis = self.calibrator, self.class_axis
-        return new
+        if x is None:
+            return new
+        before, after = self._times_beside(new, self._call(x))
+        if not after >= before:  # on the meta device neither has a time
+            return new
+        warnings.warn(
+            f"compact() is no gain on this input, so the ensemble is returned as it is: {1000 * after:.2f} ms compact, "
+            f"{1000 * before:.2f} ms as it is. ens.compact().freeze() may be faster than both",
+            stacklevel=2,
+        )
+        return self
+
+    def _times_beside(self, other: Ensemble, call: Inputs) -> list[float]:
+        """Returns the seconds of a prediction of this ensemble and of another, in turn."""
+        was, inputs = self.training, fresh_inputs(call)
+        try:
+            with torch.no_grad():
+                return medians(
+                    [lambda one=one: one(*inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call
+                )
+        finally:
+            self.train(was)
 
     @undisturbed
     def freeze(self, *inputs: Any, **kwargs: Any) -> Ensemble:

@@ -102,6 +102,11 @@ def compact_members(ensemble: Ensemble, masks: Mapping[str, Tensor], position: s
         apart = [replace(cut, link=None, constants=None) if cut.link and cut.link.source in once else cut for cut in cuts]
         if comparison.same_without(apart):
             compact = _compact_ensemble(ensemble, members, apart, uncut, inputs)
+    if _work(compact) >= _work(ensemble):
+        raise ConversionError(
+            f"compact() would be no gain, so use the ensemble as it is: its {_work(ensemble):,} multiply-adds for all members "
+            f"would become {_work(compact):,}"
+        )
     if not comparison.same_members(compact):
         raise ConversionError(
             f"{type(ensemble.method).__name__} cannot be compacted, since outputs would change: use the ensemble as it is"

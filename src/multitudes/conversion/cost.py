@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +15,7 @@ from multitudes.engine import tree
 from multitudes.engine.counting import multiply_adds, saved_numbers
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs
 from multitudes.engine.modules import as_same_kind, copy_with, named_tensors
-from multitudes.engine.seeds import kept_randomness
+from multitudes.engine.timing import medians
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
@@ -123,7 +121,7 @@ def cost(ensemble: Ensemble, x: Any, repeats: int = 10, *, precision: Precision 
         ) from error
     timed = [_in_precision(call, precision, inputs) for call in (call_ensemble, call_base)]
     with torch.inference_mode():
-        seconds = _medians(timed, repeats, inputs)
+        seconds = medians(timed, repeats, inputs)
     steps = _training_seconds(ensemble, inputs, rows, repeats, precision) if training else [None, None]
     return Cost(
         ensemble=_cost_row(ensemble, call_ensemble, training_forward, seconds[0], rows, steps[0]),
@@ -184,7 +182,7 @@ def _training_seconds(ensemble: Ensemble, inputs: Inputs, rows: int, repeats: in
     ]
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            return _medians(steps, repeats, inputs)
+            return medians(steps, repeats, inputs)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"training=True: a training step fails on the batch {inputs}: {error}. Give a batch as in training"
@@ -240,21 +238,3 @@ def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
         value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=devices.get(name, default))
         values[name] = as_same_kind(tensor, value)
     return copy_with(skeleton, values)
-
-
-def _medians(runs: list[Callable[[], Any]], repeats: int, inputs: Inputs) -> list[float]:
-    """Times the calls in turn, `repeats` times each. Returns the median seconds of each, or NaN on the meta device."""
-    if any(tensor.is_meta for tensor in inputs.tensors()):
-        return [float("nan")] * len(runs)
-    devices = {tensor.device for tensor in inputs.tensors() if tensor.device.type == "cuda"}
-    times: list[list[float]] = [[] for _ in runs]
-    with kept_randomness():
-        for turn in range(repeats + 1):
-            for run, seconds in zip(runs, times, strict=True):
-                start = time.perf_counter()
-                run()
-                for device in devices:
-                    torch.cuda.synchronize(device)
-                if turn:  # the first turn is a warm-up
-                    seconds.append(time.perf_counter() - start)
-    return [median(seconds) for seconds in times]

@@ -233,21 +233,27 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.stem, self.mix = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
         self.thin, self.wide, self.head = nn.Conv2d(32, 16, 1), nn.Conv2d(16, 32, 1), nn.Linear(32, 4)
+        self.short = nn.Conv2d(32, 32, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
         x = x + self.mix(x).relu()
-        return self.head((x + self.wide(self.thin(x).relu())).mean((2, 3)))
+        y = x + self.wide(self.thin(x).relu())
+        return self.head((y[..., ::2, ::2] + self.short(x)).mean((2, 3)))
 
 
-def test_on_a_gpu_selections_of_channels_become_zero_weights() -> None:
-    """A 1 × 1 convolution that reads selected channels reads all of them instead; its outputs are the same."""
+@pytest.mark.parametrize(("strided", "count", "widths"), [(True, 1, [17, 32]), (False, 2, [32, 32])])
+def test_selections_of_channels_become_zero_weights(strided: bool, count: int, widths: list[int]) -> None:
+    """A 1 × 1 convolution that reads selected channels reads all of them instead; its outputs are the same.
+
+    On a CPU those that skip pixels do so, on a GPU all.
+    """
     torch.manual_seed(0)
     x = torch.randn(3, 3, 8, 8)
     ens = mt.ensemble(Bottleneck(), mt.Masksembles(members=4, scale=2.0), x, seed=0).eval().compact()
     graph = trace_member(ens, mt.Inputs(x), None)
-    assert read_all_channels(graph) == 1
-    assert graph.tensors["p_module_thin_weight"].shape[2] == 32
+    assert read_all_channels(graph, strided) == count
+    assert [graph.tensors[f"p_module_{name}_weight"].shape[2] for name in ("thin", "short")] == widths
     with torch.no_grad():
         torch.testing.assert_close(run_members(graph_module(graph), graph, x), ens(x))
 

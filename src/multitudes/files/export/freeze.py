@@ -59,8 +59,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     device = next((tensor.device for tensor in inputs.tensors()), torch.device("cpu"))
     fold_factors(graph, MOST_ON_GPU if device.type == "cuda" else 0)
     fold_constants(graph)
-    if device.type == "cuda":
-        read_all_channels(graph)
+    read_all_channels(graph, strided=device.type == "cpu")
     template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(
