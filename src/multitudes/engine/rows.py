@@ -72,7 +72,6 @@ def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Ten
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define("of_rows(Tensor table, Tensor members) -> Tensor")
-_library.define("sum_of_rows(Tensor rows, Tensor members, SymInt count) -> Tensor")
 
 
 @torch.library.impl(_library, "of_rows", "CompositeExplicitAutograd")
@@ -80,35 +79,23 @@ def _(table: Tensor, members: Tensor) -> Tensor:
     return table.index_select(1, members)
 
 
-@torch.library.impl(_library, "sum_of_rows", "CompositeExplicitAutograd")
-def _(rows: Tensor, members: Tensor, count: int) -> Tensor:
-    """Sums the rows ``[K, B, ...]`` of each member: ``[K, M, ...]``."""
-    return torch.where(_own(members, count, rows), rows.unsqueeze(1), 0).sum(2)
-
-
 torch.library.register_fake(
     "multitudes::of_rows", lambda table, members: table.new_empty(len(table), len(members), *table.shape[2:]), lib=_library
 )
-torch.library.register_fake(
-    "multitudes::sum_of_rows", lambda rows, members, count: rows.new_empty(len(rows), count, *rows.shape[2:]), lib=_library
-)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.count = inputs[0].shape[1]
 
 
-def _of_rows_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return torch.ops.multitudes.sum_of_rows(gradient, *ctx.saved_tensors, ctx.count), None
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    """Sums the rows of each member. A compiler does so in one kernel, without the products of rows and members in memory."""
+    (members,) = ctx.saved_tensors
+    return torch.where(_own(members, ctx.count, gradient), gradient.unsqueeze(1), 0).sum(2), None
 
 
-def _sum_of_rows_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return torch.ops.multitudes.of_rows(gradient, *ctx.saved_tensors), None, None
-
-
-torch.library.register_autograd("multitudes::of_rows", _of_rows_backward, setup_context=_keep, lib=_library)
-torch.library.register_autograd("multitudes::sum_of_rows", _sum_of_rows_backward, setup_context=_keep, lib=_library)
+torch.library.register_autograd("multitudes::of_rows", _backward, setup_context=_keep, lib=_library)
 
 
 def _own(members: Tensor, count: int, rows: Tensor) -> Tensor:
