@@ -368,6 +368,8 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
             one.module.train(cell.mode == "train") if cell.mode == "train" else one.module.eval()
             call = call_of(one, cell.mode, x, y, device, cell.precision)
             first = _seconds_of(call, device)
+            if cell.compiled == "no":  # a call that is compiled would be compiled again without gradients
+                check_work(one, cell, x, y)
             if cell.limit and 4 * first > cell.limit and 4 * (again := _seconds_of(call, device)) > cell.limit:
                 rows.append({"contender": name, "skipped": f"a call takes {again:.1f} s"})
                 print(f"  {name}: skipped, {rows[-1]['skipped']}", flush=True)
@@ -392,6 +394,23 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
         torch.cuda.empty_cache()
     about = {key: getattr(cell, key) for key in ("network", "batch", "mode", "device", "precision", "compiled")}
     return [{**about, **row} for row in rows]
+
+
+def check_work(contender: Contender, cell: Cell, x: Tensor, y: Tensor) -> None:
+    """Refuses a contender that does not compute what it is timed for: a prediction of every row, or a finite loss of some.
+
+    Some layers divide a batch that is smaller than the number of members into empty ones, and are done in no time.
+    """
+    with torch.no_grad(), precision(cell.device, cell.precision):
+        if cell.mode == "infer":
+            logits = contender.predict(x)
+            if not len(logits) or len(logits) % len(x) or not logits.isfinite().all():
+                raise ValueError(f"{len(logits)} predictions of {len(x)} rows, or not finite: this is no prediction")
+            return
+        assert contender.outputs is not None
+        logits, target = contender.outputs(x, y)
+        if not len(logits) or not F.cross_entropy(logits.float(), target).isfinite():
+            raise ValueError(f"{len(logits)} outputs of {len(x)} rows, or a loss that is not finite: this is no training step")
 
 
 def _seconds_of(call: Callable[[], None], device: str) -> float:
