@@ -132,7 +132,7 @@ class TestMembersThatFillAGPU:
 
     @pytest.mark.parametrize(
         ("net", "keep", "setting"),
-        [(kernels, [], None), (matrices, ["0"], None), (matrices, [], ("tuned", True)), (matrices, [], ("chunk", M))],
+        [(kernels, [], None), (matrices, ["0"], None), (matrices, [], ("tuned", {"cuda": {}})), (matrices, [], ("chunk", M))],
     )
     def test_others(
         self,
@@ -146,6 +146,31 @@ class TestMembersThatFillAGPU:
         if setting:
             setattr(ens.engine, *setting)
         assert self.calls(ens, monkeypatch) == ["vmap"]
+
+
+@pytest.mark.parametrize(("training", "few"), [(True, 2), (False, 3)])
+def test_few_members_run_in_turn_on_a_gpu(training: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen ensemble has kernels for all members, and members that share something compute it once."""
+    run: list[str] = []
+    for name, executor in EXECUTORS.items():
+        monkeypatch.setitem(EXECUTORS, name, functools.partial(TestMembersThatFillAGPU.noted, run, name, executor))
+
+    def executor_of(ens: mt.Ensemble) -> str:
+        ens.engine.picked = dict.fromkeys(("train", "eval"), "vmap")
+        x, wanted = torch.randn(B, 4, 3), []
+        for device in ("cpu", "cuda"):
+            monkeypatch.setattr(type(ens.engine), "device_type", device)
+            wanted.append(ens(x).detach())
+        torch.testing.assert_close(*wanted)
+        return run[-1]
+
+    for members, executor in ((few, "loop"), (few + 1, "vmap")):
+        assert executor_of(mt.ensemble(matrices(), mt.Deep(members=members), torch.randn(2, 4, 3)).train(training)) == executor
+    shared = mt.ensemble(matrices(), mt.Deep(members=2), torch.randn(2, 4, 3), keep=["0"]).train(training)
+    assert executor_of(shared) == "vmap"
+    if not training:
+        frozen = mt.ensemble(matrices(), mt.Deep(members=2), torch.randn(2, 4, 3)).eval().freeze()
+        assert executor_of(frozen) == "vmap"
 
 
 def test_noise_in_a_trunk() -> None:

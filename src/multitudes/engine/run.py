@@ -35,6 +35,10 @@ FEW_BYTES = 2**31
 FULL_BYTES = {"train": 7 * 2**29, "eval": 5 * 2**29}
 """Activations of one member, in bytes, from which a network of matrices fills a GPU of today, in each mode."""
 
+FEW_MEMBERS = {"train": 2, "eval": 3}
+"""Members that a GPU runs in turn in a plain call, in each mode. To launch them together takes as long as 2.2 ResNets in a training
+step, and 3.7 in a prediction (`python -m benchmarks --growth members`)."""
+
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -50,7 +54,7 @@ def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) 
     name = choose(engine, per_member)
     if name == "vmap" and not per_member and _launches_count(engine, call) and takes_rows(engine):
         name = "fold"
-    if name == "vmap" and _member_fills_device(engine, call, per_member):
+    if name == "vmap" and (_are_few_members(engine) or _member_fills_device(engine, call, per_member)):
         name = "loop"
     untraceable = engine.traits.written_buffers or (name == "loop" and draws_in_trunk(engine))
     if untraceable and torch.compiler.is_dynamo_compiling():
@@ -66,6 +70,13 @@ def _launches_count(engine: Engine, call: Inputs) -> bool:
     if not _may_choose(engine) or engine.template.training:
         return False
     return bytes_of_member(engine, call) < FEW_BYTES
+
+
+def _are_few_members(engine: Engine) -> bool:
+    """Whether so few members launch less in turn than vmap does, which takes a GPU as long as some networks to launch."""
+    if not _may_choose(engine) or engine.shares or engine.is_traced:
+        return False
+    return engine.members <= FEW_MEMBERS["train" if engine.template.training else "eval"]
 
 
 def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool:

@@ -93,6 +93,8 @@ class Engine:
     tuned: dict[str, dict[str, str]] = field(default_factory=dict)
     """By type of device, the executors that `ens.tune` found fastest. Where there are none, a call on a GPU may choose another
     executor than `picked` by the number of its rows."""
+    is_traced: bool = False
+    """Whether the template is a traced graph: vmap runs it by kernels of its own, also for few members."""
     summed: frozenset[str] = frozenset()
     """Tensors with a member axis that layers sum over members (MIMO's first layers). With per_member=True vmap splits them."""
     traits: Traits = Traits()

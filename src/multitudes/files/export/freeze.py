@@ -64,7 +64,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(
         template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk,
-        input_bytes=used.engine.input_bytes,
+        input_bytes=used.engine.input_bytes, is_traced=True,
     )  # fmt: skip
     engine.refresh()
     engine.example = take_rows(inputs, engine.batch_axis, torch.arange(2))  # for executors that are tried later
