@@ -399,3 +399,31 @@ def test_a_shared_buffer_has_one_value_if_a_step_runs_one_draw(method: mt.Method
     if isinstance(method, mt.DropConnect):
         with pytest.raises(mt.RunError, match="largest is shared"):
             ens(x)
+
+
+class OnlyInTraining(torch.autograd.Function):
+    """Has a backward in training mode alone, as reversible layers of Reformer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+        ctx.training = training
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        assert ctx.training, "call model.train() before"
+        return 2 * gradients[0], None
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(OnlyInTraining.apply(self.first(x), self.training))
+
+
+def test_a_backward_that_fails_in_eval_mode_is_told_from_a_forward_that_fails() -> None:
+    with pytest.raises(mt.ConversionError, match=r"runs in eval mode, but gradients cannot be .* call model.train\(\) before"):
+        mt.ensemble(Reversible(), mt.Deep(members=M), torch.randn(B, 4))

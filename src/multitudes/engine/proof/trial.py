@@ -229,10 +229,14 @@ class Trial:
         assert problem is not None, "the loop ran"
         self.failed[mode] = problem
         if mode == "eval":
-            raise RunError(
-                "the model fails on the example in eval mode, even member by member (give an example that it can run): "
-                f"{type(problem).__name__}: {problem}"
-            ) from problem
+            what = "the model fails on the example in eval mode, even member by member (give an example that it can run)"
+            with contextlib.suppress(Exception):
+                run_without_gradients(run_loop, self.copy(), self.inputs)
+                what = (
+                    "the model runs in eval mode, but gradients cannot be computed there, by which members are compared (let "
+                    "its backward run in eval mode too, as layers of torch do)"
+                )
+            raise RunError(f"{what}: {type(problem).__name__}: {problem}") from problem
         return None
 
     def _watched_loop(self, mode: str, written: set[str]) -> Outcome:

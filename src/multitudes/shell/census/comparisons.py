@@ -155,7 +155,7 @@ def values(subject: Subject) -> str | None:
     """Compares the ensemble's outputs in eval mode with those of its plain members."""
 
     def measure(ensemble: Ensemble, inputs: Inputs) -> Gaps:
-        outputs = run(ensemble.eval(), inputs)
+        outputs = subject.outputs if ensemble is subject.ensemble else run(ensemble.eval(), inputs)
         gaps: Gaps = {}
         for m in range(ensemble.members):
             expected = run(ensemble.member(m).eval(), inputs)
