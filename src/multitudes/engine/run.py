@@ -36,8 +36,8 @@ FULL_BYTES = {"train": 7 * 2**29, "eval": 5 * 2**29}
 """Activations of one member, in bytes, from which a network of matrices fills a GPU of today, in each mode."""
 
 FEW_MEMBERS = {"train": 2, "eval": 3}
-"""Members that a GPU runs in turn in a plain call, in each mode. To launch all together takes as long as to launch 2.2 ResNets in a
-training step, and 3.7 in a prediction (`python -m benchmarks --growth members`)."""
+"""Members that a GPU runs in turn in a plain call, in each mode. To launch all together takes as long as to launch 2.2 ResNets
+in a training step, and 3.7 in a prediction (`python -m benchmarks --growth members`)."""
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
