@@ -7,6 +7,7 @@ import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -425,9 +426,7 @@ class Ensemble(nn.Module):
         was, inputs = self.training, fresh_inputs(call)
         try:
             with torch.no_grad():
-                return medians(
-                    [lambda one=one: one(*inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call
-                )
+                return medians([partial(one, *inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call)
         finally:
             self.train(was)
 
@@ -436,7 +435,7 @@ class Ensemble(nn.Module):
         """Returns an ensemble for prediction that computes less in each call: BatchNorm is folded into the layers before it.
 
         Its outputs are the same up to rounding. It takes inputs like these, given as in a call, with any number of rows; by
-        default like the example of the conversion. It cannot be trained or saved: keep the ensemble that it was made from.
+        default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs.
         """
         from multitudes.files.export.freeze import freeze
 

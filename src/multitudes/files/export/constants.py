@@ -43,7 +43,8 @@ def _computed(node: fx.Node, known: dict[fx.Node, _Constant]) -> _Constant | Non
 
     def compute(*tensors: Tensor) -> Any:
         found = dict(zip(before, tensors, strict=True))
-        args, kwargs = (fx.map_arg(given, found.__getitem__) for given in (node.args, node.kwargs))
+        args: Any = fx.map_arg(node.args, found.__getitem__)
+        kwargs: Any = fx.map_arg(node.kwargs, found.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     given = [known[one] for one in before]
