@@ -16,6 +16,7 @@ TEXT = {path: path.read_text() for path in (*MODULES, *TEST_FILES)}
 TREES = {path: ast.parse(text) for path, text in TEXT.items()}
 LONGEST_MODULE, LONGEST_TEST, LONGEST_FUNCTION = 600, 1000, 60
 TOPICS = {
+    "benchmarks",
     "laws",
     "laws_can_fail",
     "zoo_refusals",
