@@ -287,7 +287,9 @@ def test_each_member_takes_its_own_branch(case: str) -> None:
 def test_a_shared_norm_behind_a_branch_cannot_be_trained() -> None:
     """It would need all members' rows at once, and each member takes its own branch: refused at conversion, not in training."""
     forward = program("h = net.norm(net.trunk(x)); h = h.add_(net.head.p) if net.head.gate[0] > 0 else h")
-    with pytest.raises(mt.ConversionError, match=r"could not be trained: BatchNorm norm is shared.*Use .* mt.Deep\(members=4\)"):
+    with pytest.raises(
+        mt.ConversionError, match=r"could not be trained: BatchNorm norm is shared.*Use .* mt.Deep\(members=4\)"
+    ):
         heads(forward, norm=True)
 
 
