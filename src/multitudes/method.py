@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.resize.resize import Resizing
 from multitudes.engine import tree
 from multitudes.engine.draws import draw_all, drawn_member
-from multitudes.engine.inputs import BatchAxis, Inputs, stack_slots, take_rows
+from multitudes.engine.inputs import BatchAxis, Inputs, axes, stack_slots, take_rows
 from multitudes.engine.modules import Factory
 from multitudes.engine.proof.smaller import SmallExample, smaller
 from multitudes.engine.rows import split_evenly
@@ -309,8 +310,23 @@ def into_slots(batch: Batch, batch_axis: BatchAxis) -> Batch:
             raise InputError(f"{where} is {shown}: members get different rows, so give a tensor with {batch.count} rows")
     whole = Inputs(*batch.inputs, **batch.kwargs)
     call = stack_slots([take_rows(whole, batch_axis, index) for index in batch.slots], batch_axis)
+    _fix_sizes(call, batch_axis)
     targets = [tree.apply(functools.partial(_entries, index), batch.target) for index in batch.slots]
     return Batch(call.args, {**call.kwargs, "per_member": True}, tree.stack(targets), True, batch.slots.shape[1])
+
+
+def _fix_sizes(call: Inputs, batch_axis: BatchAxis) -> None:
+    """Tells torch.compile that only rows vary in slots ``[M, B, ...]``.
+
+    They have an axis more than the inputs of a prediction. After one, it would take all sizes that differ for variable ones,
+    channels too, for which inductor does not compile convolutions.
+    """
+    dynamo = sys.modules.get("torch._dynamo")  # a program that compiles has imported it
+    if dynamo is None or torch.compiler.is_compiling():
+        return
+    for tensor, axis in zip(call.tensors(), axes(call, batch_axis), strict=True):
+        rows = None if axis is None else axis % (tensor.ndim - 1) + 1
+        dynamo.mark_static(tensor, [place for place in range(tensor.ndim) if place != rows])
 
 
 def _entries(index: Tensor, target: Tensor) -> Tensor:

@@ -425,3 +425,23 @@ def test_slots_under_autocast(compile: bool) -> None:
         wanted = torch.stack([torch.nn.functional.linear(trunk, w, b) for w, b in heads])
     assert seen == ([] if compile else [torch.bfloat16])
     torch.testing.assert_close(found.float(), wanted.float(), rtol=0.05, atol=0.03)
+
+
+def test_a_compiler_takes_only_rows_for_variable_after_a_prediction() -> None:
+    """Slots have one axis more than inputs of predictions. Inductor does not compile convolutions of any number of channels."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    symbols: list[int] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        symbols.append(sum(not isinstance(given, Tensor) for given in inputs))
+        return graph.forward
+
+    ens, _ = converted("images")
+    compiled = torch.compile(ens, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        compiled.eval()(IMAGES)
+    batch = ens.train().batch(IMAGES, Y)
+    compiled.train()(*batch.inputs, **batch.kwargs)
+    assert len(symbols) == 2 and symbols[1] <= 1
