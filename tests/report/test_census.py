@@ -77,3 +77,8 @@ def test_every_outcome_has_a_sign_of_its_own() -> None:
 
 def test_a_page_of_nothing() -> None:
     assert "No pair of network and method was tried" in census_page([])
+
+
+def test_only_all_pairs_are_a_hundred_percent() -> None:
+    assert [Rate(ok, 266, 0).percent for ok in (266, 265, 0)] == ["100%", "99%", "0%"]
+    assert Rate(0, 0, 3).percent == "–"

@@ -96,6 +96,11 @@ class Rate(NamedTuple):
         """The share of pairs that are ok; None if none was tried."""
         return self.ok / self.tried if self.tried else None
 
+    @property
+    def percent(self) -> str:
+        """The share in percent, rounded down: 100 % means all."""
+        return f"{100 * self.ok // self.tried}%" if self.tried else "–"
+
     def __str__(self) -> str:
         return f"{self.ok}/{self.tried}" if self.tried else "–"
 

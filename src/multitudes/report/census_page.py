@@ -82,7 +82,7 @@ def _rate_cell(found: Rate, wanted: float) -> str:
     if found.share is None:
         return '<td class="none">–</td>'
     mark = '<span class="reached" title="the goal is reached">✓</span> ' if found.share >= wanted else ""
-    return f'<td data-value="{found.share}">{mark}{found.share:.0%}<span class="range">{found}</span></td>'
+    return f'<td data-value="{found.share}">{mark}{found.percent}<span class="range">{found}</span></td>'
 
 
 def _key(results: Sequence[Result]) -> str:

@@ -43,7 +43,7 @@ class Census:
             table.add_column(name, justify="left" if name == "methods" else "right")
         for name, row in every.items():
             total = rate(result for result in self.results if group(result.method) == name)
-            share = "" if total.share is None else f"{total} ({total.share:.0%})"
+            share = "" if total.share is None else f"{total} ({total.percent})"
             table.add_row(name, *map(str, row.values()), share, f"{goal(name):.0%}")
         lines = [f"{count} {name}: {OUTCOMES[name]}" for name, count in counts(self.results).items()]
         return Group(table, *lines, f"results: {self.file}", f"page: {self.page}")
