@@ -170,8 +170,12 @@ def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
-    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would flatten stacked weights into one chunk
+    enabled = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)  # a copied recurrent layer would flatten stacked weights into one chunk
+    try:
         return duplicate(module, memo)
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
 
 
 def duplicate(value: Any, memo: dict[int, Any]) -> Any:
