@@ -423,12 +423,14 @@ class Ensemble(nn.Module):
 
     def _times_beside(self, other: Ensemble, call: Inputs) -> list[float]:
         """Returns the seconds of a prediction of this ensemble and of another, in turn."""
-        was, inputs = self.training, fresh_inputs(call)
+        modes, inputs = [(part, part.training) for part in self.template.modules()], fresh_inputs(call)
         try:
             with torch.no_grad():
                 return medians([partial(one, *inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call)
         finally:
-            self.train(was)
+            for part, training in modes:  # a layer may be in another mode than the rest
+                part.training = training
+            self.training = self.template.training
 
     @undisturbed
     def freeze(self, *inputs: Any, **kwargs: Any) -> Ensemble:
