@@ -46,11 +46,12 @@ class Replay:
             pool = None if other is None else other.graph.pool()
             with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 self.output = call(self.inputs)
-            self.done = torch.cuda.Event() if other is None else other.done  # recordings that share memory wait for each other
+            # one event for all recordings that share memory: they wait for each other
+            self.done: torch.cuda.Event = torch.cuda.Event() if other is None else other.done
             self.done.record()
 
     def __call__(self, tensors: list[Tensor]) -> Tensor:
-        """Runs the graph on these inputs. Calls from several streams wait for each other, of whatever kind: they share memory."""
+        """Runs the graph on these inputs. Calls on several streams wait for each other, of whatever kind: they share memory."""
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             stream.wait_event(self.done)
@@ -132,7 +133,7 @@ def _is_watched() -> bool:
     operations of a replay."""
     if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None or _has_any_global_hook():
         return True
-    return functorch.maybe_current_level() is not None or torch.jit.is_tracing() or forward_ad._current_level >= 0
+    return functorch.maybe_current_level() is not None or torch._C._is_tracing() or forward_ad._current_level >= 0
 
 
 def _kind(engine: Engine, call: Inputs) -> Any:

@@ -146,7 +146,8 @@ def fp32_precisions() -> tuple[str, str]:
 
     `allow_tf32` says the same, but raises an error where the user has set a precision by the newer switches.
     """
-    return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
-from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors, note_names
 from multitudes.engine.seeds import generator_states, seeded
 from multitudes.engine.state import Engine
@@ -159,8 +159,9 @@ def _full_single_precision() -> Iterator[None]:
 @contextlib.contextmanager
 def _newer_switches_off() -> Iterator[None]:
     """Does the same by the switches of each operation; those that follow a switch of many operations do so again afterwards."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    switches: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    of: Any = torch.backends
+    cudnn, mkldnn = of.cudnn, of.mkldnn
+    switches = [of.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
