@@ -22,7 +22,7 @@ from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, slot
-from multitudes.engine.modules import detached_copy, in_layout, kept_tensors, named_tensors, under_autocast
+from multitudes.engine.modules import detached_copy, in_layout, kept_modes, kept_tensors, named_tensors, under_autocast
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
@@ -423,12 +423,9 @@ class Ensemble(nn.Module):
 
     def _times_beside(self, other: Ensemble, call: Inputs) -> list[float]:
         """Returns the seconds of a prediction of this ensemble and of another, in turn."""
-        was, inputs = self.training, fresh_inputs(call)
-        try:
-            with torch.no_grad():
-                return medians([partial(one, *inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call)
-        finally:
-            self.train(was)
+        inputs = fresh_inputs(call)
+        with torch.no_grad(), kept_modes(self):
+            return medians([partial(one, *inputs.args, **inputs.kwargs) for one in (self.eval(), other.eval())], 5, call)
 
     @undisturbed
     def freeze(self, *inputs: Any, **kwargs: Any) -> Ensemble:

@@ -123,6 +123,7 @@ def test_with_an_input_the_faster_one_is_returned(monkeypatch: pytest.MonkeyPatc
     """Timed in eval mode, as predictions run; if compact is not faster, a warning has both times, and nothing is changed."""
     x, ran = torch.randn(2, 5).double(), list[tuple[bool, Tensor]]()
     ens = mt.ensemble(MLP(5, (64, 64), 3).double(), mt.Masksembles(members=4, scale=2.0), x, seed=0).train()
+    part = next(ens.template.children()).eval()
 
     def times(runs: list[Callable[[], Tensor]], repeats: int, inputs: Any) -> list[float]:
         ran.extend((ens.training, run()) for run in runs)
@@ -137,7 +138,7 @@ def test_with_an_input_the_faster_one_is_returned(monkeypatch: pytest.MonkeyPatc
             found = ens.compact(x)
         assert found is ens
         assert not ens.is_compact
-    assert ens.training
+    assert ens.training and ens.template.training and not part.training, "modes are as before, layer by layer"
     assert [mode for mode, _ in ran] == [False, False]
     assert_same(ran[1][1], ran[0][1])
     assert ens.compact().is_compact, "without an input nothing is timed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import multitudes as mt
 from multitudes.engine import fold, rows
 from multitudes.engine.rows import (
     FEW_MEMBERS,
+    _note,
     among_all,
     in_dtype,
     of_each_row,
@@ -220,6 +222,25 @@ class TestRowsOfABatch:
         names += 1
         with pytest.raises(NotImplementedError):  # noted values are those of another version
             values_of(names)
+
+    def test_in_inference_mode(self) -> None:
+        with torch.inference_mode():
+            assert split_evenly(8, 4, 1, torch.device("meta")).is_meta
+            with pytest.raises(NotImplementedError):  # nothing is noted: such tensors do not count writes
+                values_of(split_evenly(8, 4, 1, torch.device("meta")))
+
+    def test_a_copy_of_rows_has_no_values_noted(self) -> None:
+        """It takes the note along, but counts writes anew."""
+        names = split_evenly(8, 4, 1, torch.device("meta"))
+        names += 0
+        names += 0
+        _note(names, torch.tensor([1, 1, 2, 2, 3, 3, 0, 0]))
+        other = copy.deepcopy(names)
+        while other._version < names._version:
+            other += 1
+        with pytest.raises(NotImplementedError):
+            values_of(other)
+        assert values_of(names).tolist() == [1, 1, 2, 2, 3, 3, 0, 0]
 
     def test_of_a_batch(self) -> None:
         ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))

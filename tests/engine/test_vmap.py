@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -532,3 +533,20 @@ def test_outputs_are_never_the_ensembles_own_tensors(around: type) -> None:
             assert not isinstance(output, nn.Parameter)
             output.detach().zero_()
     assert all(torch.equal(tensor, state[name]) for name, tensor in ens.state_dict().items())
+
+
+def test_outputs_are_no_memory_of_the_ensemble() -> None:
+    """Autograd does not know that a detached tensor is a view."""
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), self.weight, self.weight.detach(), self.weight.detach().t(), x.detach()
+
+    x = torch.randn(B, 4)
+    ens = mt.ensemble(Net(4, 4), mt.Deep(members=M), x).eval()
+    before = {name: p.detach().clone() for name, p in ens.named_parameters()}
+    given = x.clone()
+    with torch.no_grad():
+        for output in EXECUTORS["vmap"](ens.engine, mt.Inputs(x)):
+            output.zero_()
+    assert torch.equal(x, given) and all(torch.equal(p, before[name]) for name, p in ens.named_parameters())

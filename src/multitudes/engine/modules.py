@@ -165,13 +165,28 @@ def uses_batch(norm: _BatchNorm) -> bool:
     return norm.training or (norm.running_mean is None and norm.running_var is None)
 
 
+@contextlib.contextmanager
+def kept_modes(module: nn.Module) -> Iterator[None]:
+    """Puts every layer back into its mode after a with-block: one may be in another than the rest."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
 def copy_with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Copies a module. `tensors` replaces parameters and buffers by name, without cloning; the others stay shared."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for _, value in kept_tensors(module) if not value.is_leaf}
     for name, tensor in named_tensors(module):
         memo[id(tensor)] = tensors.get(name, tensor)
-    with torch.backends.cudnn.flags(enabled=False):  # a copied recurrent layer would flatten stacked weights into one chunk
+    enabled = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)  # a copied recurrent layer would flatten stacked weights into one chunk
+    try:
         return duplicate(module, memo)
+    finally:
+        torch._C._set_cudnn_enabled(enabled)
 
 
 def duplicate(value: Any, memo: dict[int, Any]) -> Any:

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from multitudes.engine.inputs import Inputs
+from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.run import bytes_of_member, run
 from multitudes.engine.state import Engine
 
@@ -43,11 +46,12 @@ class Replay:
             pool = None if other is None else other.graph.pool()
             with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 self.output = call(self.inputs)
-            self.done = torch.cuda.Event()
+            # one event for all recordings that share memory: they wait for each other
+            self.done: torch.cuda.Event = torch.cuda.Event() if other is None else other.done
             self.done.record()
 
     def __call__(self, tensors: list[Tensor]) -> Tensor:
-        """Runs the graph on these inputs. Calls from several streams wait for each other: they share the memory."""
+        """Runs the graph on these inputs. Calls on several streams wait for each other, of whatever kind: they share memory."""
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             stream.wait_event(self.done)
@@ -65,7 +69,7 @@ class Recorded:
     def __init__(self) -> None:
         self.replays: dict[Any, Replay | None] = {}  # by kind of call; None after its first call, and if it cannot be recorded
         self.failed: set[Any] = set()
-        self.places: tuple[int, ...] = ()  # where the ensemble's tensors lie in memory: recordings read them there
+        self.places: tuple[Any, ...] = ()  # where and how the ensemble's tensors lie in memory: recordings read them there
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorded:
         return Recorded()
@@ -77,10 +81,10 @@ class Recorded:
         """Runs a plain call of all members: as a recording if there is one, else as usual."""
         if not can_be_recorded(engine, call):
             return run(engine, call, False, None)
-        places = tuple([t.data_ptr() for t in (*engine.parameters().values(), *engine.buffers().values())])
-        if places != self.places:  # tensors were moved or cast
+        places = tuple([(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in _stored(engine)])
+        if places != self.places:  # tensors were moved, cast, or replaced: others may lie in memory that was freed
             self.replays, self.failed, self.places = {}, set(), places
-        kind = _kind(call)
+        kind = _kind(engine, call)
         if kind in self.replays and kind not in self.failed:
             replay = self.replays[kind] or self._record(engine, call, kind)
             if replay is not None:
@@ -99,13 +103,23 @@ class Recorded:
 
 
 def can_be_recorded(engine: Engine, call: Inputs) -> bool:
-    """Whether a call of a frozen ensemble is small, on one GPU, of plain tensors without gradients, and seen by no mode."""
+    """Whether a call of a frozen ensemble is small, on one GPU, of plain tensors without gradients, and seen by nobody.
+
+    A recording has one graph of autograd for all calls. And tensors that require gradients are cast by autocast once, into
+    memory that is free after the with-block.
+    """
     given = (*call.args, *call.kwargs.values())
     if not given or not all(_is_plain(value) for value in given) or len({value.device for value in given}) > 1:
         return False
+    if torch.cuda.is_current_stream_capturing() or _is_watched():
+        return False
     if engine.chunk is not None or bytes_of_member(engine, call) > LARGEST or engine.is_hooked():
         return False
-    return not torch.cuda.is_current_stream_capturing() and not _is_watched()
+    return not any(tensor.requires_grad for tensor in _stored(engine))
+
+
+def _stored(engine: Engine) -> list[Tensor]:
+    return [*engine.parameters().values(), *engine.buffers().values()]
 
 
 def _is_plain(value: Any) -> bool:
@@ -115,19 +129,23 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether a mode or a transform of torch.func would miss the operations of a replay."""
-    watched = _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None
-    return bool(watched) or functorch.maybe_current_level() is not None
+    """Whether a mode, a transform of torch.func, a trace, forward-mode gradients or a hook on all modules would miss the
+    operations of a replay."""
+    if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None or _has_any_global_hook():
+        return True
+    return functorch.maybe_current_level() is not None or torch._C._is_tracing() or forward_ad._current_level >= 0
 
 
-def _kind(call: Inputs) -> Any:
-    """Returns what decides which kernels a call launches: shapes, layouts, precisions, and torch's switches for them."""
+def _kind(engine: Engine, call: Inputs) -> Any:
+    """Returns what decides which kernels a call launches: shapes, layouts, precisions, torch's switches, and the executor."""
     given = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in call.tensors())
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn, cuda, products = torch.backends.cudnn, torch.backends.cuda, torch.backends.cuda.matmul
     switches = (
-        cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32,
+        cudnn.enabled, cudnn.deterministic, fp32_precisions(), products.allow_fp16_accumulation,
         products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction,
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled(), torch.is_grad_enabled(),
     )  # fmt: skip
-    return given, tuple(call.kwargs), cast, switches
+    executors = tuple(engine.picked.values()), tuple(engine.tuned)
+    return given, tuple(call.kwargs), cast, switches, executors

@@ -41,15 +41,21 @@ def values_of(rows: Tensor) -> Tensor:
     """Returns `rows` on the CPU. They are noted with the tensor, so a GPU is waited for once, and not for rows made here."""
     if rows.device.type == "cpu" or rows.is_inference():
         return rows.cpu()
-    version, values = getattr(rows, "multitudes_values", (None, None))
-    if values is None or version != rows._version:
+    mark, values = getattr(rows, "multitudes_values", (None, None))
+    if values is None or mark != _mark(rows):
         values = rows.cpu()
         _note(rows, values)
     return values
 
 
 def _note(rows: Tensor, values: Tensor) -> None:
-    rows.multitudes_values = (rows._version, values)  # type: ignore[attr-defined]
+    if not (rows.is_inference() or torch.compiler.is_compiling()):  # inference tensors do not count writes
+        rows.multitudes_values = (_mark(rows), values)  # type: ignore[attr-defined]
+
+
+def _mark(rows: Tensor) -> tuple[int, int]:
+    """Returns what changes with the values; also the place, since a copy takes the note along, and counts anew."""
+    return rows._version, rows.untyped_storage()._cdata
 
 
 def of_each_row(tensors: Mapping[str, Tensor], members: Tensor) -> dict[str, Tensor]:

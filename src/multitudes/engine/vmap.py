@@ -177,8 +177,8 @@ def _apart(outputs: Sequence[Tensor], engine: Engine, inputs: Sequence[Tensor]) 
 
 
 def _place(tensor: Tensor) -> int:
-    """Returns a number that tensors with the same memory have in common. Inference mode does not know what a view is of."""
-    if torch.is_inference_mode_enabled() and not functorch.is_functorch_wrapped_tensor(tensor):
+    """Returns a number that tensors with the same memory have in common. Autograd does not know of what `detach` is a view."""
+    if tensor.layout is torch.strided and not functorch.is_functorch_wrapped_tensor(tensor):
         return int(tensor.untyped_storage()._cdata)
     return id(tensor if tensor._base is None else tensor._base)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine import run_loop, run_vmap
+from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.proof.outcome import (
     Outcome,
     clean_autograd,
@@ -237,6 +239,29 @@ def test_trials_compute_products_in_full_single_precision() -> None:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.parametrize("switch", ["backends", "backends.cuda.matmul", "backends.cudnn.conv"])
+def test_precisions_may_be_set_by_newer_switches(switch: str) -> None:
+    """With them, torch raises an error where `allow_tf32` is read. Single precision is full in trials, and then as before."""
+    seen: set[tuple[str, str]] = set()
+
+    class Looking(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(fp32_precisions())
+            return super().forward(x)
+
+    at: Any = functools.reduce(getattr, switch.split("."), torch)
+    before, precisions = at.fp32_precision, fp32_precisions()
+    at.fp32_precision = "ieee" if switch.endswith("conv") else "tf32"
+    try:
+        used, x = fp32_precisions(), torch.randn(2, 2, 4, 4)
+        ens = mt.ensemble(nn.Sequential(Looking(2, 2, 3), Looking(2, 2, 1)), mt.Deep(members=2), x)
+        assert seen == {("ieee", "ieee")} and fp32_precisions() == used
+        torch.testing.assert_close(run_vmap(ens.engine, mt.Inputs(x)), run_loop(ens.engine, mt.Inputs(x)))
+    finally:
+        at.fp32_precision = before
+    assert fp32_precisions() == precisions
 
 
 class TestFlips:

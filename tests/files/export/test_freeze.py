@@ -301,3 +301,16 @@ def test_random_operations_on_stored_tensors_stay() -> None:
     before = [node.name for node in graph.graph.nodes if "bernoulli" in str(node.target)]
     assert before and fold_constants(graph) == 2, "the scaled tensor, and what is drawn by"
     assert [node.name for node in graph.graph.nodes if "bernoulli" in str(node.target)] == before
+
+
+def test_training_of_the_ensemble_does_not_reach_a_frozen_one() -> None:
+    """Some of its weights are formed and others are not: were these the ensemble's, outputs would be of no network."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    ens = mt.ensemble(net, mt.BatchEnsemble(members=2), x).eval()
+    frozen = ens.freeze()
+    before = frozen(x)
+    with torch.no_grad():
+        for tensor in (*ens.parameters(), *ens.buffers()):
+            tensor.add_(1)
+    assert torch.equal(frozen(x), before)

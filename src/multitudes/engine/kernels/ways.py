@@ -101,7 +101,7 @@ def way_of(x: Tensor, kernel: Tensor, stride: list[int], padding: list[int], dil
         return fastest(Convolution.of(x, kernel, stride, padding, dilation, groups))
     trains = torch.is_grad_enabled() and (x.requires_grad or kernel.requires_grad)
     how = (*stride, *padding, *dilation, groups)
-    switches = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) if x.dtype == torch.float32 else ()
+    switches = fp32_precisions() if x.dtype == torch.float32 else ()
     key = (x.shape, kernel.shape, x.stride(2), how, x.dtype, x.device.type, trains, switches)
     way = _answers.get(key)
     if way is None:
@@ -137,7 +137,17 @@ def _rounds_in_convolutions_only(convolution: Convolution) -> bool:
     """Whether torch lets a GPU round single precision to TF32 in convolutions, but not in products, which are then slower."""
     if convolution.device != "cuda" or convolution.dtype != torch.float32:
         return False
-    return torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    convolutions, products = fp32_precisions()
+    return convolutions == "tf32" and products != "tf32"
+
+
+def fp32_precisions() -> tuple[str, str]:
+    """Returns how torch lets a GPU round single precision in convolutions, and in products.
+
+    `allow_tf32` says the same, but raises an error where the user has set a precision by the newer switches.
+    """
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
+from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import run_loop
 from multitudes.engine.modules import copy_with, detached_copy, kept_tensors, named_tensors, note_names
@@ -135,22 +136,42 @@ def kept_buffers(template: nn.Module) -> dict[str, Tensor]:
 @contextlib.contextmanager
 def _full_single_precision() -> Iterator[None]:
     """Turns TF32 off in a with-block: its rounding of products on GPUs is as large as many errors."""
-    matmul = torch.get_float32_matmul_precision()
     try:
-        convolutions = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # convolutions and recurrent layers are set apart by the user
-        convolutions = False
+        matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # the user has set precisions by torch's newer switches
+        with _newer_switches_off():
+            yield
+        return
     try:
         if matmul != "highest":
             torch.set_float32_matmul_precision("highest")
         if convolutions:
             torch.backends.cudnn.allow_tf32 = False
-        yield
+        with _newer_switches_off() if "tf32" in fp32_precisions() else contextlib.nullcontext():
+            yield
     finally:
         if matmul != "highest":
             torch.set_float32_matmul_precision(matmul)
         if convolutions:
             torch.backends.cudnn.allow_tf32 = True
+
+
+@contextlib.contextmanager
+def _newer_switches_off() -> Iterator[None]:
+    """Does the same by the switches of each operation; those that follow a switch of many operations do so again afterwards."""
+    of: Any = torch.backends
+    cudnn, mkldnn = of.cudnn, of.mkldnn
+    switches = [of.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = "none"
+            if switch.fp32_precision != precision:
+                switch.fp32_precision = precision
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ def graph_module(graph: MemberGraph) -> fx.GraphModule:
     for node in graph.graph.nodes:
         if node.op == "placeholder" and node.name in graph.tensors:
             if node.users:
-                tensor = graph.tensors[node.name]
+                tensor = graph.tensors[node.name].clone()  # training goes on in the memory of the ensemble
                 if node.name.startswith("p_"):  # torch.export's sign of a parameter
                     root.register_parameter(node.name, nn.Parameter(tensor, requires_grad=False))
                 else:
