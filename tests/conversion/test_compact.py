@@ -34,10 +34,7 @@ NAMES = [name for name in ZOO if refusal("Masksembles", name, "member") is None 
 MASKED_OUTPUTS = ("dict_output", "tuple_output", "dataclass_output", "namedtuple_output", "lstm", "recurrent_between")
 """Networks whose hidden layers are all outputs, or return states beside their output: nothing can be masked behind a layer."""
 
-NO_GAIN = [
-    (name, "after")
-    for name in ("shufflenet", "in_place", "several_inputs", "weight_norm", "table", "reassigning", "padding_mask")
-]
+NO_GAIN = [(name, "after") for name in ("shufflenet", "in_place", "several_inputs", "weight_norm", "table", "padding_mask")]
 """Networks whose masked layers are computed once for all members, or cannot be cut: there is as much to compute as before."""
 
 
@@ -54,7 +51,7 @@ def cases() -> list[Any]:
     found = []
     for name in NAMES:
         for position in POSITIONS:
-            if position == "before" or name not in MASKED_OUTPUTS:
+            if position == "before" or name not in (*MASKED_OUTPUTS, "reassigning"):  # its masked layer sets a shared average
                 marks = [] if name in ("mlp", "vit") else [pytest.mark.slow]
                 found.append(pytest.param(name, position, marks=marks))
     return found

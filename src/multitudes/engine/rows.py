@@ -38,14 +38,11 @@ def split_evenly(count: int, members: int, first: int, device: torch.device) -> 
 
 
 def values_of(rows: Tensor) -> Tensor:
-    """Returns `rows` on the CPU. They are noted with the tensor, so a GPU is waited for once, and not for rows made here."""
+    """Returns `rows` on the CPU. A GPU is not waited for if they were made here; those of others may change unseen."""
     if rows.device.type == "cpu" or rows.is_inference():
         return rows.cpu()
     mark, values = getattr(rows, "multitudes_values", (None, None))
-    if values is None or mark != _mark(rows):
-        values = rows.cpu()
-        _note(rows, values)
-    return values
+    return values if values is not None and mark == _mark(rows) else rows.cpu()
 
 
 def _note(rows: Tensor, values: Tensor) -> None:
