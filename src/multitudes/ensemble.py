@@ -147,7 +147,8 @@ class Ensemble(nn.Module):
         """Runs all members on the inputs. Returns ``[M, B, ...]``.
 
         per_member  the inputs are ``[M, B, ...]``: separate data for each member
-        rows        ``[B]``, the member of each row; the output is ``[B, ...]``
+        rows        ``[B]``, the member of each row, or ``[K, 1]``, that of each of K equal blocks of rows; the output is
+                    ``[B, ...]``
         draws       for methods that draw: D draws to run instead of the members, tensors ``[D, ...]`` by name; the output is
                     ``[D, B, ...]``. With `rows`, which then names the draw of each row, the output is ``[B, ...]``
         """

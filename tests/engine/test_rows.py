@@ -169,7 +169,7 @@ def test_a_step_looks_up_all_layers_together(monkeypatch: pytest.MonkeyPatch) ->
     net, x, names = resnet18(width=0.125).float(), torch.randn(8, 3, 8, 8).float(), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     ens = mt.ensemble(net, mt.BatchEnsemble(feed="part"), x[:2], seed=0).train()
     together = step(ens, x, names)
-    monkeypatch.setattr(fold, "of_each_row", lambda tensors, members: {n: t[members] for n, t in tensors.items()})
+    monkeypatch.setattr(fold, "of_each_row", lambda tensors, members, each: {n: t[members] for n, t in tensors.items()})
     apart = step(ens, x, names)
     torch.testing.assert_close(together[0], apart[0], rtol=0, atol=0)
     for name, gradient in together[1].items():
@@ -212,13 +212,14 @@ class TestRowsOfABatch:
     def test_blocks(self, count: int, first: int) -> None:
         """Of nearly equal size, from the first member on."""
         names = split_evenly(count, 4, first, torch.device("cpu"))
-        assert names.tolist() == [(at * 4 // max(count, 4) + first) % 4 for at in range(count)]
+        assert names.shape == ((4, 1) if count % 4 == 0 else (count,))
+        assert names.flatten().repeat_interleave(count // len(names)).tolist() == [(at * 4 // max(count, 4) + first) % 4 for at in range(count)]
 
     def test_on_another_device(self) -> None:
         """What is there cannot be read: its values are known all the same."""
         names = split_evenly(8, 4, 1, torch.device("meta"))
         assert names.is_meta
-        assert values_of(names).tolist() == [1, 1, 2, 2, 3, 3, 0, 0]
+        assert values_of(names).tolist() == [[1], [2], [3], [0]]
         names += 1
         with pytest.raises(NotImplementedError):  # noted values are those of another version
             values_of(names)
@@ -234,19 +235,44 @@ class TestRowsOfABatch:
         names = split_evenly(8, 4, 1, torch.device("meta"))
         names += 0
         names += 0
-        _note(names, torch.tensor([1, 1, 2, 2, 3, 3, 0, 0]))
+        _note(names, torch.tensor([[1], [2], [3], [0]]))
         other = copy.deepcopy(names)
         while other._version < names._version:
             other += 1
         with pytest.raises(NotImplementedError):
             values_of(other)
-        assert values_of(names).tolist() == [1, 1, 2, 2, 3, 3, 0, 0]
+        assert values_of(names).tolist() == [[1], [2], [3], [0]]
 
     def test_of_a_batch(self) -> None:
         ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))
         batch = ens.batch(torch.randn(8, 4, device="meta"), torch.zeros(8))
         assert batch.kwargs["rows"].is_meta
-        assert sorted(values_of(batch.kwargs["rows"]).tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert sorted(values_of(batch.kwargs["rows"]).flatten().tolist()) == [0, 1, 2, 3]
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks for it where it goes on after a break
+    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("make", [mt.BatchEnsemble, mt.Masksembles, mt.Deep])
+    def test_of_blocks(self, make: Any, compiled: bool) -> None:
+        """Named by block, rows have the outputs and the gradients that they have named one by one."""
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3)).double()
+        x = torch.randn(8, 4).double()
+        ens, found = mt.ensemble(net, make(), x[:2], seed=0).train(), []
+        run = torch.compile(ens, backend="aot_eager") if compiled else ens
+        for names in (torch.tensor([[2], [3], [0], [1]]), torch.tensor([2, 2, 3, 3, 0, 0, 1, 1])):
+            ens.zero_grad()
+            y = run(x, rows=names)
+            y.square().sum().backward()
+            found.append([y.detach(), *(p.grad.clone() for p in ens.parameters() if p.grad is not None)])
+        assert len(found[0]) > 4
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+    @pytest.mark.parametrize("names", [[[0], [1], [2]], [[0, 1]] * 4, [0, 1, 2, 3]])
+    def test_blocks_that_do_not_fit(self, names: list[Any]) -> None:
+        ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))
+        with pytest.raises(mt.InputError, match="8 whole numbers, one per row, or"):
+            ens(torch.randn(8, 4), rows=torch.tensor(names))
 
     @pytest.mark.parametrize("names", [[0, 4], [-1, 0]])
     def test_of_a_user(self, names: list[int]) -> None:

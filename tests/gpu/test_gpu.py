@@ -49,6 +49,11 @@ class CNN(nn.Module):
         return self.head(F.relu(h + self.block(h)).mean((2, 3)))
 
 
+def rows_apart(tensors: dict[str, Tensor], members: Tensor, each: int) -> dict[str, Tensor]:
+    """Looks up the entries of each row, tensor by tensor."""
+    return {name: tensor[members.repeat_interleave(each)] for name, tensor in tensors.items()}
+
+
 class Biased(nn.Module):
     """Adds biases that it reads from a table, in an order that it keeps."""
 
@@ -156,10 +161,12 @@ class TestExecutors:
 
     @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_rows_of_a_batch(self, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize("count", [6, 8])
+    def test_rows_of_a_batch(self, dtype: torch.dtype, count: int) -> None:
         """Their members' values and gradients, and after a first step nothing waits for the GPU."""
         half = dtype is torch.bfloat16
         x = images(torch.float32 if half else dtype)
+        x = x.repeat(2, 1, 1, 1)[:count].contiguous(memory_format=torch.channels_last)
         ens = mt.ensemble(CNN().to(x), mt.BatchEnsemble(members=M, feed="part"), x, seed=0).train()
         ens(x, rows=ens.batch(x, None).kwargs["rows"])
         found = []
@@ -169,7 +176,7 @@ class TestExecutors:
                 patch = stack.enter_context(pytest.MonkeyPatch.context())
                 stack.enter_context(torch.autocast("cuda", torch.bfloat16, enabled=half))
                 if not together:
-                    patch.setattr(fold, "of_each_row", lambda tensors, members: {n: t[members] for n, t in tensors.items()})
+                    patch.setattr(fold, "of_each_row", rows_apart)
                 stack.callback(torch.cuda.set_sync_debug_mode, "default")
                 torch.cuda.set_sync_debug_mode("error" if together else "default")
                 ens.generator.manual_seed(0)

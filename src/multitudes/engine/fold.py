@@ -60,13 +60,13 @@ def run_fold_rows(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
     return _run(engine, inputs, [(members == m).nonzero().flatten().to(device) for m in range(engine.members)])
 
 
-def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor) -> Tree:
-    """Runs each row by its member, as `run_fold_rows` does, but in one pass.
+def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor, each: int = 1) -> Tree:
+    """Runs each row by its member, as `run_fold_rows` does, but in one pass; `members` may name those of blocks of `each` rows.
 
     Every layer must accept member tensors with one entry per row, ``[B, ...]``.
     """
     places = members.to(_device(engine))
-    return call(engine, of_each_row(_member_tensors(engine), places), inputs)[0]
+    return call(engine, of_each_row(_member_tensors(engine), places, each), inputs)[0]
 
 
 def _member_tensors(engine: Engine) -> dict[str, Tensor]:

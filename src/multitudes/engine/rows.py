@@ -24,14 +24,15 @@ BYTES = 2**26
 
 
 def split_evenly(count: int, members: int, first: int, device: torch.device) -> Tensor:
-    """Assigns rows to members in blocks of nearly equal size, starting with member `first`. Shape: ``[B]``.
+    """Assigns rows to members in blocks, starting with member `first`. Shape: ``[M, 1]``, or ``[B]`` if blocks differ in size.
 
     They are computed on the device: copied there, they would make the GPU wait. Their values are noted with them.
     """
+    shape, count = ((members, 1), members) if count and count % members == 0 else ((count,), count)
     size = max(count, members)
     places = [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
     starts = (torch.arange(first * size, first * size + count * members, members, device=place) for place in places)
-    *values, rows = [start // size % members for start in starts]
+    *values, rows = [(start // size % members).view(shape) for start in starts]
     if values:
         _note(rows, values[0])
     return rows
@@ -55,22 +56,28 @@ def _mark(rows: Tensor) -> tuple[int, int]:
     return rows._version, rows.untyped_storage()._cdata
 
 
-def of_each_row(tensors: Mapping[str, Tensor], members: Tensor) -> dict[str, Tensor]:
-    """Returns each row's entries of tensors ``[M, ...]``; `members` ``[B]`` names the member of each row: ``[B, ...]``."""
+def of_each_row(tensors: Mapping[str, Tensor], members: Tensor, each: int = 1) -> dict[str, Tensor]:
+    """Returns each row's entries of tensors ``[M, ...]``; `members` names the member of each block of `each` rows: ``[B, ...]``.
+
+    A block's entries are looked up once. A compiler then reads them where a kernel needs them.
+    """
     if not tensors:
         return {}
-    return _together(tensors, len(members), lambda table: of_rows(table, members))
+    return _together(tensors, len(members) * each, lambda table: repeated(of_rows(table, members), each))
 
 
 def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Returns the entries of tensors ``[M, ...]`` for `count` rows of each member: ``[(M B), ...]``."""
-
-    def repeated(table: Tensor) -> Tensor:
-        return table.unsqueeze(2).expand(-1, -1, count, *table.shape[2:]).flatten(1, 2)
-
     if torch.compiler.is_compiling():  # a part of the kernels that use them
-        return {name: repeated(tensor.unsqueeze(0)).squeeze(0) for name, tensor in tensors.items()}
-    return _together(tensors, count, repeated)
+        return {name: repeated(tensor.unsqueeze(0), count).squeeze(0) for name, tensor in tensors.items()}
+    return _together(tensors, count, lambda table: repeated(table, count))
+
+
+def repeated(table: Tensor, count: int) -> Tensor:
+    """Repeats the entries of K tensors in one ``[K, M, ...]``, each `count` times: ``[K, (M count), ...]``."""
+    if count == 1:
+        return table
+    return table.unsqueeze(2).expand(-1, -1, count, *table.shape[2:]).flatten(1, 2)
 
 
 _library = torch.library.Library("multitudes", "FRAGMENT")

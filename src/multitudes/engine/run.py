@@ -45,7 +45,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) -> Any:
     """Runs all members, ``[M, B, ...]``.
 
-    With `members` ``[B]``, which names one member per row, runs each row by its member only, ``[B, ...]``.
+    With `members`, which names one member per row, ``[B]``, or per block of rows, ``[K, 1]``, runs each row by its member only, ``[B, ...]``.
     """
     if members is not None:
         return run_by_rows(engine, call, members, per_member)
@@ -129,18 +129,18 @@ def run_slots(engine: Engine, call: Inputs) -> Any:
 
 
 def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool) -> Any:
-    """Runs each row by the member that `members` ``[B]`` names for it."""
+    """Runs each row by the member that `members` ``[B]`` names for it, or ``[K, 1]`` for its block of rows."""
     if per_member:
         raise InputError("rows= and per_member=True exclude each other: give one of them")
-    members = _checked_members(engine, call, members)
+    members, each = _checked_members(engine, call, members)
     if not len(members):
         return tree.take(EXECUTORS["loop"](engine, call), 0)
     coupled = SEEDS in engine.template._buffers and batch_coupled(engine, per_member=True)
     if engine.traits.vmap_per_member and (engine.drawn or coupled):
-        with engine.with_draws(engine.tensors_of_rows(members)):
+        with engine.with_draws(engine.tensors_of_rows(members.flatten().repeat_interleave(each))):
             return run_vmap_rows(engine, call)
     if takes_rows(engine):
-        return run_fold_each_row(engine, call, members)
+        return run_fold_each_row(engine, call, members.flatten(), each)
     shared = batch_coupled(engine, per_member=True)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
@@ -149,22 +149,24 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             f"That needs fold, which cannot run this model: {why}. Put this BatchNorm into eval mode"
         )
     members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
-    return (run_fold_rows if shared else run_loop_rows)(engine, call, members)
+    return (run_fold_rows if shared else run_loop_rows)(engine, call, members.flatten().repeat_interleave(each))
 
 
-def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> Tensor:
-    """Checks that rows= names one member for each row. Returns it as an int64 tensor."""
+def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> tuple[Tensor, int]:
+    """Checks that rows= names a member for each row, or for each block of rows. Returns it as int64, and the rows of a block."""
     count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
-    if members.shape != (count,) or members.dtype not in INTEGERS:
+    blocks = members.ndim == 2 and members.shape[1] == 1 and len(members) > 0 and count % len(members) == 0
+    if not (blocks or members.shape == (count,)) or members.dtype not in INTEGERS:
         raise InputError(
-            f"rows= must be {count} whole numbers, one per row, not {members.dtype} of shape {list(members.shape)}"
+            f"rows= must be {count} whole numbers, one per row, or [K, 1], one for each of K equal blocks of rows, not "
+            f"{members.dtype} of shape {list(members.shape)}"
         )
     if count and not torch.compiler.is_compiling():
         values = values_of(members)
         if int(values.min()) < 0 or int(values.max()) >= engine.members:
             raise InputError(f"rows= names a member that does not exist: members are 0 to {engine.members - 1}")
-    return members.long()
+    return members.long(), count // len(members) if blocks else 1
 
 
 _untraced_slots = torch._disable_dynamo(run_slots_in_turn)  # type: ignore[attr-defined]
