@@ -213,7 +213,9 @@ class TestRowsOfABatch:
         """Of nearly equal size, from the first member on."""
         names = split_evenly(count, 4, first, torch.device("cpu"))
         assert names.shape == ((4, 1) if count % 4 == 0 else (count,))
-        assert names.flatten().repeat_interleave(count // len(names)).tolist() == [(at * 4 // max(count, 4) + first) % 4 for at in range(count)]
+        assert names.flatten().repeat_interleave(count // len(names)).tolist() == [
+            (at * 4 // max(count, 4) + first) % 4 for at in range(count)
+        ]
 
     def test_on_another_device(self) -> None:
         """What is there cannot be read: its values are known all the same."""

@@ -304,7 +304,7 @@ class TestFrozen:
         frozen = ens.freeze().to("cuda", memory_format=torch.channels_last)
         x = torch.randn(6, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
         run = torch.compile(frozen) if compiled else frozen
-        with torch.no_grad(), torch.autocast("cuda", dtype), torch.profiler.profile() as profile:
+        with torch.no_grad(), torch.autocast("cuda", dtype), torch.profiler.profile(acc_events=True) as profile:
             found, wanted = run(x), ens(x)
         assert found.dtype == wanted.dtype == dtype
         torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2 * float(wanted.abs().max()))

@@ -22,12 +22,11 @@ from multitudes.engine.modules import (
     batch_norms,
     inside,
     named_tensors,
-    owning_module,
     plain_attention,
     uses_batch,
 )
 from multitudes.engine.rows import of_each_row, of_repeated_rows
-from multitudes.engine.state import SEEDS, Engine, call
+from multitudes.engine.state import Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
@@ -65,8 +64,7 @@ def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor, each: int
 
     Every layer must accept member tensors with one entry per row, ``[B, ...]``.
     """
-    places = members.to(_device(engine))
-    return call(engine, of_each_row(_member_tensors(engine), places, each), inputs)[0]
+    return call(engine, of_each_row(_member_tensors(engine), members, each), inputs)[0]
 
 
 def _member_tensors(engine: Engine) -> dict[str, Tensor]:
@@ -80,9 +78,9 @@ def takes_rows(engine: Engine) -> bool:
     """
     if not rows_lie_together(engine):
         return False
-    layers = sites(engine)
-    first = all(call_[0][0] == 0 for name in layers for call_ in engine.row_axes.get(name, [[[None]]]))
-    return first and all(getattr(type(site), "takes_rows", False) for site in layers.values())
+    layers = engine.sites()
+    first = all(call_[0][0] == 0 for name, _ in layers for call_ in engine.row_axes.get(name, [[[None]]]))
+    return first and all(takes for _, takes in layers)
 
 
 def rows_lie_together(engine: Engine) -> bool:
@@ -95,10 +93,7 @@ def rows_lie_together(engine: Engine) -> bool:
 
 def sites(engine: Engine) -> dict[str, nn.Module]:
     """Returns the sites by name: the outermost modules that hold member tensors directly."""
-    owners = {owning_module(name) for name in engine.owned if name != SEEDS}
-    names = [n for n, _ in engine.template.named_modules() if n in owners]
-    outermost = [n for n in names if not inside(n, frozenset(owners - {n}))]
-    return {name: engine.template.get_submodule(name) for name in outermost}
+    return {name: engine.template.get_submodule(name) for name, _ in engine.sites()}
 
 
 def forbidden(engine: Engine) -> str | None:

@@ -9,7 +9,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from multitudes.engine.tree import PLAIN, leaves
 from multitudes.errors import InputError, listed
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 """Types whose values are never copied."""
@@ -92,22 +94,43 @@ def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tenso
     return formatted.unflatten(0, tensor.shape[:2]) if owned else formatted
 
 
-def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Maps each tensor's first name to its places: a module's `_parameters` or `_buffers` dict, and the key there.
+def paths_of(module: nn.Module) -> dict[str, list[tuple[tuple[str, ...], str, str]]]:
+    """Maps each tensor's first name to its places: the path of a module, "_parameters" or "_buffers", and the key there.
 
     A tied tensor has several places.
     """
     first: dict[int, str] = {}
-    places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    places: dict[str, list[tuple[tuple[str, ...], str, str]]] = {}
     parts = named_parts(module)
     for kind in ("_parameters", "_buffers"):
         for name, part in parts:
-            register = getattr(part, kind)
-            for key, tensor in register.items():
+            path = tuple(name.split(".")) if name else ()
+            for key, tensor in getattr(part, kind).items():
                 if tensor is not None:
                     full = first.setdefault(id(tensor), join_name(name, key))
-                    places.setdefault(full, []).append((register, key))
+                    places.setdefault(full, []).append((path, kind, key))
     return places
+
+
+def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Maps each tensor's first name to its places: a module's `_parameters` or `_buffers` dict, and the key there."""
+    return {
+        name: [(register_at(module, path, kind), key) for path, kind, key in places]
+        for name, places in paths_of(module).items()
+    }
+
+
+def register_at(module: nn.Module, path: Sequence[str], kind: str) -> dict[str, Any]:
+    """Returns the `_parameters` or `_buffers` dict of the module at a path."""
+    for key in path:
+        module = module._modules[key]  # type: ignore[assignment]
+    return module._parameters if kind == "_parameters" else module._buffers
+
+
+def constant(method: F) -> F:
+    """Marks a method whose result never changes. Dynamo calls it, and neither traces it nor guards what it reads."""
+    method._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return method
 
 
 def hooked(module: nn.Module) -> list[str]:

@@ -57,13 +57,14 @@ def _mark(rows: Tensor) -> tuple[int, int]:
 
 
 def of_each_row(tensors: Mapping[str, Tensor], members: Tensor, each: int = 1) -> dict[str, Tensor]:
-    """Returns each row's entries of tensors ``[M, ...]``; `members` names the member of each block of `each` rows: ``[B, ...]``.
+    """Returns each row's entries of tensors ``[M, ...]``: ``[B, ...]``; `members` names that of each block of `each` rows.
 
     A block's entries are looked up once. A compiler then reads them where a kernel needs them.
     """
     if not tensors:
         return {}
-    return _together(tensors, len(members) * each, lambda table: repeated(of_rows(table, members), each))
+    places = members.to(next(iter(tensors.values())).device)
+    return _together(tensors, len(members) * each, lambda table: repeated(of_rows(table, places), each))
 
 
 def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

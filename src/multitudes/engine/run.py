@@ -45,7 +45,8 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def run(engine: Engine, call: Inputs, per_member: bool, members: Tensor | None) -> Any:
     """Runs all members, ``[M, B, ...]``.
 
-    With `members`, which names one member per row, ``[B]``, or per block of rows, ``[K, 1]``, runs each row by its member only, ``[B, ...]``.
+    With `members`, which names one member per row, ``[B]``, or per block of rows, ``[K, 1]``, runs each row by its member only,
+    ``[B, ...]``.
     """
     if members is not None:
         return run_by_rows(engine, call, members, per_member)
@@ -153,7 +154,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> tuple[Tensor, int]:
-    """Checks that rows= names a member for each row, or for each block of rows. Returns it as int64, and the rows of a block."""
+    """Checks that rows= names a member for each row or block of rows. Returns it as int64, and the rows of a block."""
     count = count_rows(call, engine.batch_axis)
     members = torch.as_tensor(members)
     blocks = members.ndim == 2 and members.shape[1] == 1 and len(members) > 0 and count % len(members) == 0

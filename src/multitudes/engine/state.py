@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,18 @@ from torch import Tensor, nn
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import (
+    constant,
     copy_with,
     empty_dicts,
     has_attention,
     hooked,
+    inside,
     is_channels_last,
     join_name,
     named_parts,
+    owning_module,
+    paths_of,
+    register_at,
     registers_of,
     with_attribute,
 )
@@ -34,7 +40,7 @@ SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
 
-REBUILT = ("lock", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches", "slices")
+REBUILT = ("lock", "paths", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches", "slices")
 """Attributes of an engine that refer to its modules: they are made again when it is copied or unpickled."""
 
 
@@ -116,12 +122,12 @@ class Engine:
     """For each tensor, its places: a module's `_parameters` or `_buffers` dict, and the key. A tied tensor has several."""
 
     def __post_init__(self) -> None:
-        self.registers = registers_of(self.template)
+        self.paths, self.registers = paths_of(self.template), registers_of(self.template)
         self.parts = [part for _, part in named_parts(self.template)]
-        parameters = {id(part._parameters) for part in self.parts}
-        places = {name: registers[0] for name, registers in self.registers.items()}
-        self.parameter_places = {name: place for name, place in places.items() if id(place[0]) in parameters}
-        self.buffer_places = {name: place for name, place in places.items() if name not in self.parameter_places}
+        kinds = {name: places[0][1] for name, places in self.paths.items()}
+        self.parameter_places = {name: self.registers[name][0] for name in kinds if kinds[name] == "_parameters"}
+        self.buffer_places = {name: self.registers[name][0] for name in kinds if kinds[name] == "_buffers"}
+        self.structure = hashlib.sha256(repr((self.paths, self.sites())).encode()).hexdigest()
         self.channels_last = False
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
@@ -174,13 +180,45 @@ class Engine:
         owned = {name: buffer for name, buffer in self.buffers().items() if name in self.owned}
         return {name: buffer[members.to(buffer.device)] for name, buffer in owned.items()}
 
+    @constant
+    def sites(self) -> list[tuple[str, bool]]:
+        """Names the outermost modules that hold member tensors directly; says whether each takes a member for each row."""
+        owners = {owning_module(name) for name in self.owned if name != SEEDS}
+        parts = {name: part for name, part in named_parts(self.template) if name in owners}
+        outermost = [name for name in parts if not inside(name, frozenset(owners - {name}))]
+        return [(name, bool(getattr(type(parts[name]), "takes_rows", False))) for name in outermost]
+
+    @constant
+    def places(self, kind: str) -> list[tuple[str, tuple[str, ...], str]]:
+        """Returns the name, the path and the key of each tensor of one kind, "_parameters" or "_buffers"."""
+        first = {name: places[0] for name, places in self.paths.items()}
+        return [(name, path, key) for name, (path, own, key) in first.items() if own == kind]
+
+    @constant
+    def places_of(self, name: str) -> list[tuple[tuple[str, ...], str, str]]:
+        """Returns the places of a tensor as `paths_of` does."""
+        return self.paths[name]
+
+    def _read(self, kind: str) -> dict[str, Tensor]:
+        """Returns the tensors of one kind, for a trace: by way of the modules, as these read them in forward.
+
+        If a trace came to a dict by two ways, each compiled call would check that they still lead to the same dict: for a
+        ResNet-18 half the time of all checks.
+        """
+        return {name: register_at(self.template, path, kind)[key] for name, path, key in self.places(kind)}
+
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters by name; a tied one appears once."""
+        if torch.compiler.is_compiling():
+            return self._read("_parameters")
         return {name: register[key] for name, (register, key) in self.parameter_places.items()}
 
     def buffers(self) -> dict[str, Tensor]:
         """Returns all buffers by name, including the draws of `with_draws`."""
-        stored = {name: register[key] for name, (register, key) in self.buffer_places.items()}
+        if torch.compiler.is_compiling():
+            stored = self._read("_buffers")
+        else:
+            stored = {name: register[key] for name, (register, key) in self.buffer_places.items()}
         return {**stored, **self.drawn}
 
     def shared_buffers(self) -> dict[str, Tensor]:
@@ -252,10 +290,12 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
 
 def _traced_call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> Tree:
     """Works like torch.func.functional_call, which takes dynamo ten times as long to trace."""
+    assert engine.structure  # read here, so that dynamo compiles ensembles of another structure apart
     stored = []
     try:
         for name, tensor in tensors.items():
-            for register, key in engine.registers[name]:
+            for path, kind, key in engine.places_of(name):
+                register = register_at(engine.template, path, kind)
                 stored.append((register, key, register[key]))
                 register[key] = tensor
         return engine.template(*inputs.args, **inputs.kwargs)
