@@ -147,7 +147,8 @@ def _laws_of_few(few: Engine, inputs: Inputs) -> Iterator[Law]:
         yield Law("members", RANDOM)
         return
     yield Law("members", f"{count_rows(inputs, few.batch_axis)} row(s)", _differs_from_plain(few, inputs, loop))
-    same = trains_as_in_eval(lambda: replace(few, template=copy_with(few.template, {})), inputs, loop)
+    same = few.has_backward("eval")
+    same = same and trains_as_in_eval(lambda: replace(few, template=copy_with(few.template, {})), inputs, loop)
     for mode in ("eval",) if same else tuple(reversed(MODES)):
         try:
             outcome = loop if mode == "eval" else run_executor(EXECUTORS["loop"], few, inputs, mode)
@@ -164,7 +165,8 @@ def _differs_from_plain(few: Engine, inputs: Inputs, loop: Outcome) -> str | Non
     """Compares the loop with plain modules: outputs, gradients of what members own, and the sum of those of what they share."""
     weights, sums = weights_of(loop.values), dict[str, Tensor]()
     for m in range(few.members):
-        plain = run_plain(plain_member(few, m), inputs, weights=[weight[m] for weight in weights])
+        member, own_weights = plain_member(few, m), [weight[m] for weight in weights]
+        plain = run_plain(member, inputs, weights=own_weights, backward=few.has_backward("eval"))
         own = {n: g for n, g in plain.gradients.items() if n in few.owned}
         ours = {n: g[m] for n, g in loop.gradients.items() if n in few.owned}
         outcome = Outcome([value[m] for value in loop.values], ours, {})
@@ -187,7 +189,7 @@ def _two_rows(inputs: Inputs, batch_axis: BatchAxis) -> Inputs:
 def _takes(engine: Engine, inputs: Inputs) -> bool:
     """Whether the network of one member runs on this batch."""
     try:
-        run_plain(plain_member(engine, 0), inputs)
+        run_plain(plain_member(engine, 0), inputs, backward=engine.has_backward("eval"))
     except Exception:
         return False
     return True
@@ -198,15 +200,16 @@ def _members(engine: Engine, inputs: Inputs) -> Iterator[Law]:
     if is_random(engine, inputs, "eval"):
         yield Law("members", RANDOM)
         return
-    parameters = dict(engine.template.named_parameters())
+    parameters, backward = dict(engine.template.named_parameters()), engine.has_backward("eval")
     members = [plain_member(engine, m) for m in range(engine.members)]
     broken = None
     with restored(engine.template, "eval"), torch.enable_grad():
         outputs = EXECUTORS["loop"](engine, fresh_inputs(inputs))
         for m, member in enumerate(members):
-            expected = run_plain(member, inputs)
+            expected = run_plain(member, inputs, backward=backward)
             output = tree.take(outputs, m)
-            gradients = {n: g[m] if n in engine.owned else g for n, g in gradients_of(output, parameters).items()}
+            found = gradients_of(output, parameters) if backward else {}
+            gradients = {n: g[m] if n in engine.owned else g for n, g in found.items()}
             outcome = Outcome([t.detach() for t in tree.tensors(output)], gradients, expected.buffers)
             differs = difference(outcome, expected)
             broken = broken or (differs and f"member {m}: {differs} from ens.member({m})")

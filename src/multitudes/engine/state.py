@@ -74,6 +74,8 @@ class Traits:
     """A member's values decide which operations run (an if, a loop), so members cannot be rows of one batch."""
     ragged: bool = False
     """Values decide how many entries a tensor has (a boolean mask, nonzero), so rows may have different numbers of entries."""
+    backward_in_eval: bool = True
+    """Backward runs in eval mode too. Reversible layers have one in training mode alone: gradients are compared there."""
 
 
 @dataclass
@@ -206,6 +208,10 @@ class Engine:
         ResNet-18 half the time of all checks.
         """
         return {name: register_at(self.template, path, kind)[key] for name, path, key in self.places(kind)}
+
+    def has_backward(self, mode: str) -> bool:
+        """Whether the network has a backward in this mode."""
+        return mode == "train" or self.traits.backward_in_eval
 
     def parameters(self) -> dict[str, Tensor]:
         """Returns all parameters by name; a tied one appears once."""

@@ -424,6 +424,41 @@ class Reversible(nn.Module):
         return self.last(OnlyInTraining.apply(self.first(x), self.training))
 
 
-def test_a_backward_that_fails_in_eval_mode_is_told_from_a_forward_that_fails() -> None:
-    with pytest.raises(mt.ConversionError, match=r"runs in eval mode, but gradients cannot be .* call model.train\(\) before"):
-        mt.ensemble(Reversible(), mt.Deep(members=M), torch.randn(B, 4))
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("method", [mt.Deep(members=M), mt.BatchEnsemble(members=M), mt.MIMO(members=M)])
+def test_a_network_may_have_a_backward_in_training_mode_alone(
+    method: mt.Method, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reversible layers do. Gradients are compared in training mode."""
+    monkeypatch.setattr(smaller, "LARGE", 0 if large else 1e9)
+    ens = mt.ensemble(Reversible(), method, torch.randn(B, 4))
+    assert not ens.engine.traits.backward_in_eval
+    mt.check(ens, torch.randn(B, 4))
+    x, y = torch.randn(B, 4), torch.randn(B, 3)
+    ens.train().loss(x, y, torch.nn.functional.mse_loss).backward()
+    assert all(p.grad is not None for p in ens.parameters())
+
+
+def test_gradients_that_are_wrong_in_training_alone_are_found() -> None:
+    """Although none are compared in eval mode: one member's gradients reach another's."""
+
+    class Mixing(Reversible):
+        kept: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.training:
+                y, self.kept = y if self.kept is None else y + self.kept - self.kept.detach(), y
+            return y
+
+    with pytest.raises(mt.ConversionError):
+        mt.ensemble(Mixing(), mt.Deep(members=M), torch.randn(B, 4))
+
+
+def test_a_backward_of_plain_networks_must_run_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the loop's own in eval mode is not taken for a network without a backward."""
+    from multitudes.engine.proof import trial
+
+    monkeypatch.setattr(trial.Trial, "_try_ways", lambda self, mode, written: self.failed.update({mode: ValueError("no")}))
+    with pytest.raises(mt.ConversionError, match="fails on the example in eval mode"):
+        mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))

@@ -47,7 +47,8 @@ def leaks(
             if name != "loop":  # a base model may be unable to run in a mode, but a proven executor must run
                 yield f"{name}, {mode}", f"{type(error).__name__}: {error}"
             continue
-        yield f"gradients, {name}, {mode}", _leak_by_gradient(engine, inputs, mode, executor)
+        if engine.has_backward(mode):
+            yield f"gradients, {name}, {mode}", _leak_by_gradient(engine, inputs, mode, executor)
         if not all(torch.equal(a, b) for a, b in zip(before, again, strict=True)):
             if repeats_afresh(engine, inputs, mode, executor):
                 yield f"calls, {name}, {mode}", "the same call gives another output the next time, so forward stores values"

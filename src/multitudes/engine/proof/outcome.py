@@ -196,6 +196,7 @@ def run_executor(
     executor: Callable[..., Any], engine: Engine, inputs: Inputs, mode: str, backward: bool = True, seed: int = 0
 ) -> Outcome:
     """Runs one forward and backward by an executor, and leaves the engine unchanged."""
+    backward = backward and engine.has_backward(mode)
 
     def run() -> Outcome:
         with restored(engine.template, mode, seed), torch.enable_grad():

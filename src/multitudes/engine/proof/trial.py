@@ -166,6 +166,7 @@ class Trial:
                 mode == "train"
                 and self.large
                 and self.backward
+                and self.engine.has_backward("eval")
                 and trains_as_in_eval(self.copy, self.inputs, self.outcome("loop", "eval"))
             ):
                 self._outcomes[_key("loop", mode)] = self.outcome("loop", "eval")
@@ -207,8 +208,31 @@ class Trial:
         raise RunError("its outputs on the example are NaN, so nothing could be compared: give an example with other outputs")
 
     def _try_loop(self, mode: str, written: set[str]) -> Outcome | None:
+        """Runs the loop in a mode. Returns None if it does not run in training mode; in eval mode it must."""
+        outcome = self._try_ways(mode, written)
+        if outcome is None and mode == "eval" and not self._has_plain_backward():
+            self.engine.traits = replace(self.engine.traits, backward_in_eval=False)
+            outcome = self._try_ways(mode, written)
+        if outcome is None and mode == "eval":
+            problem = self.failed[mode]
+            raise RunError(
+                "the model fails on the example in eval mode, even member by member (give an example that it can run): "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
+        return outcome
+
+    def _has_plain_backward(self) -> bool:
+        """Whether the first member has a backward in eval mode, as a plain network."""
+        try:
+            run_plain(plain_member(self.copy(), 0), self.inputs, backward=self.backward)
+        except Exception:  # forward may fail too, which the loop shows
+            return False
+        return True
+
+    def _try_ways(self, mode: str, written: set[str]) -> Outcome | None:
+        """Runs the loop under the first of `WAYS` under which it runs. Otherwise returns None, and notes the first error."""
         before = self.engine.traits
-        problem: Exception | None = None
+        self.failed.pop(mode, None)
         for mutates, copies, no_replay in WAYS:
             self.engine.traits = replace(
                 before,
@@ -218,25 +242,17 @@ class Trial:
             )
             try:
                 outcome = self._watched_loop(mode, written)
-                return with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
+                outcome = with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
             except DrawWritten:
                 raise
             except Exception as error:
                 if isinstance(error, SharedWrite) and (error.in_place or not drawn_names(self.engine.template)):
                     raise  # if members are draws, a training step runs one of them, which sets the buffer to one value
-                problem = problem or error
+                self.failed.setdefault(mode, error)
+            else:
+                self.failed.pop(mode, None)
+                return outcome
         self.engine.traits = before
-        assert problem is not None, "the loop ran"
-        self.failed[mode] = problem
-        if mode == "eval":
-            what = "the model fails on the example in eval mode, even member by member (give an example that it can run)"
-            with contextlib.suppress(Exception):
-                run_without_gradients(run_loop, self.copy(), self.inputs)
-                what = (
-                    "the model runs in eval mode, but gradients cannot be computed there, by which members are compared (let "
-                    "its backward run in eval mode too, as layers of torch do)"
-                )
-            raise RunError(f"{what}: {type(problem).__name__}: {problem}") from problem
         return None
 
     def _watched_loop(self, mode: str, written: set[str]) -> Outcome:
@@ -355,9 +371,11 @@ class Trial:
         If backward runs forward again, all do: it may write into buffers.
         """
         traits = self.engine.traits
+        if not self.backward or not self.engine.has_backward(mode):
+            return False
         if not self.large or traits.copy_per_member:
-            return self.backward
-        return self.backward and m == 0 and mode == ("train" if self.trains_apart and not traits.coupled else "eval")
+            return True
+        return m == 0 and mode == ("train" if self.trains_apart and not traits.coupled else "eval")
 
     def learned_rows(self) -> dict[str, list[Any]]:
         """Returns the batch axes of each layer with member tensors."""

@@ -44,6 +44,8 @@ RANDOM = "gradients in training mode: the network is random without its dropout 
 """The note on a network of which plain members differ from themselves."""
 ONE_DRAW = "gradients in training mode: forward sets a buffer, which has one value if a step runs one draw, as training does"
 """The note on a network of which several draws do not run together in training mode; the error says so."""
+NO_BACKWARD = "gradients: the network has a backward in training mode alone"
+"""The note on a network whose layers compute gradients in training mode alone."""
 AROUND = ("EMP", "ECMP")
 """Methods whose members start around the given model's norms and constants, not at them."""
 
@@ -183,6 +185,11 @@ def gradients(subject: Subject, training: bool = False) -> str | None:
                 raise
             subject.notes.append(ONE_DRAW)
             return None
+        except Exception:
+            if training or _has_backward(subject):
+                raise
+            subject.notes.append(NO_BACKWARD)
+            return None
     if differs and training and _random_in_training(subject):
         subject.notes.append(RANDOM)
         return None
@@ -229,6 +236,16 @@ def _comparable_in_training(subject: Subject) -> bool:
     if not same and not subject.ensemble.method.draws:
         subject.notes.append(RANDOM)
     return same
+
+
+def _has_backward(subject: Subject) -> bool:
+    """Whether the given network, outside any ensemble, has a backward in eval mode."""
+    try:
+        outputs = run(copy.deepcopy(subject.model).eval(), subject.inputs, grad=True)
+        torch.autograd.backward([output.sum() for output in outputs if output.requires_grad])
+    except Exception:  # a network may insist on training mode in any way
+        return False
+    return True
 
 
 def _same_in_both_modes(subject: Subject) -> bool:
