@@ -81,6 +81,18 @@ def test_pooling_to_one_pixel() -> None:
     torch.testing.assert_close(some, torch.stack([F.adaptive_avg_pool2d(rows, (2, 2)) for rows in x]))
 
 
+def test_groups_of_channels_that_come_last() -> None:
+    """Torch asks for the layout of its input, which vmap does not tell: a whole network would run member by member."""
+    x = torch.randn(3, 2, 5, 5, 4).movedim(-1, 2).requires_grad_()
+    weight = torch.randn(3, 4, requires_grad=True)
+    with Together():
+        found = torch.func.vmap(lambda rows, w: F.group_norm(rows, 2, w, w))(x, weight)
+    expected = torch.stack([F.group_norm(rows, 2, w, w) for rows, w in zip(x, weight, strict=True)])
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), (x, weight)) for y in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_inside_other_transforms() -> None:
     """A gradient inside, and another vmap outside: the operators' rules are found by torch."""
     weight, x = torch.randn(3, 5, 4, dtype=torch.float64), torch.randn(2, 6, 4, dtype=torch.float64)

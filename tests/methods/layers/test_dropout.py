@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine.draws import drawing_layers
-from multitudes.methods.layers.dropout import CallShape, MaskedDropout
+from multitudes.methods.layers.dropout import CallShape, MaskedDropout, _slot, _without
 
 
 class Twice(nn.Module):
@@ -137,3 +137,36 @@ def test_which_calls_a_slot_is_for() -> None:
     assert slot.fits(torch.zeros(2, 4, 3))
     assert not slot.fits(torch.zeros(6, 3, 4))
     assert not slot.fits(torch.zeros(6, 4))
+
+
+def windows(rounding: float, apart: bool) -> Tensor:
+    """Returns 2 rows of 4 windows each and the first row again, as one axis; `apart` has the rows of a window together."""
+    torch.manual_seed(0)
+    rows = torch.randn(3, 4, 5)
+    rows[2] = rows[0] + rounding * torch.randn(4, 5)
+    return rows.transpose(0, 1).flatten(0, 1) if apart else rows.flatten(0, 1)
+
+
+class TestWindowsOfARow:
+    """An axis may hold several entries of each row, such as windows of an image."""
+
+    @pytest.mark.parametrize("rounding", [0.0, 1e-5])
+    def test_that_lie_together(self, rounding: float) -> None:
+        """A row that is repeated differs from itself by rounding: torch sums in another order elsewhere in a batch."""
+        assert _slot((8, 5), windows(rounding, apart=False), 2) == CallShape((0, 5), 0, 4)
+
+    def test_that_lie_apart(self) -> None:
+        with pytest.raises(ValueError, match="4 entries lie apart"):
+            _slot((8, 5), windows(1e-5, apart=True), 2)
+
+    def test_rows_that_are_alike_prove_nothing(self) -> None:
+        x = torch.ones(12, 5) + 1e-4 * torch.randn(12, 5)
+        with pytest.raises(ValueError, match="4 entries lie apart"):
+            _slot((8, 5), x, 2)
+
+
+def test_many_places_are_named_by_globs() -> None:
+    every = [f"blocks.{at}.{name}" for at in range(12) for name in ("qkv", "proj", "fc1")]
+    says = _without({name: "a row's 4 entries lie apart" for name in every if name.endswith("qkv")}, every)
+    assert "nor at blocks.1.qkv, blocks.10.qkv, blocks.11.qkv and 8 more" in says
+    assert says.endswith("Leave it out: mt.MCDropout(position=['*fc1', '*proj'])")

@@ -244,6 +244,14 @@ def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     return F.adaptive_avg_pool2d(input, output_size)
 
 
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Normalises groups. On a CPU torch asks for the layout of images, which vmap does not tell if channels come last."""
+    contiguous = input.contiguous() if input.device.type == "cpu" else input
+    return F.group_norm(contiguous, num_groups, weight, bias, eps)
+
+
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, int]]]] = {
     "convolution": (convolution, convolution_of_members), "linear": (linear, linear_of_members),
     "attention": (attention, attention_of_members), "batch_norm": (batch_norm, batch_norm_of_members),
@@ -285,6 +293,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.max_pool2d: _max_pool,
     torch.max_pool2d: _max_pool,
     F.avg_pool2d: _average_windows,
+    F.group_norm: _group_norm,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
 }

@@ -6,7 +6,8 @@ often each dropout is called, with which shapes, and which axis holds the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,12 @@ from multitudes.engine.modules import registers_of
 from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.proof import smaller
 from multitudes.engine.writes import on_copy
-from multitudes.errors import ConversionError, RunError
+from multitudes.errors import ConversionError, RunError, listed
 
+FEW_PLACES = 8
+"""Up to so many places are named in a refusal, otherwise by globs."""
+ROUNDING = 1e-2
+"""A row that is repeated in a batch differs from itself by less than this part of its difference from another row."""
 FILTERWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -268,10 +273,22 @@ def _by_values(
 def _without(faults: Mapping[str, str], every: Sequence[str]) -> str:
     """Says where nothing can be dropped, why, and what to type: the other places, or another method."""
     name, reason = next(iter(faults.items()))
-    more = f" (nor at {', '.join(list(faults)[1:])})" if len(faults) > 1 else ""
-    others = [place for place in every if place not in faults]
+    more = f" (nor at {listed(list(faults)[1:])})" if len(faults) > 1 else ""
+    others = _globs([place for place in every if place not in faults], faults)
     instead = f"Leave it out: mt.MCDropout(position={others})" if others else "Use another method, such as mt.Deep(members=4)"
     return f"MCDropout cannot drop at {name}{more}: {reason}. {instead}"
+
+
+def _globs(places: list[str], others: Collection[str]) -> list[str]:
+    """Returns places, or if they are many, globs of their last names that match none of the others."""
+    if len(places) <= FEW_PLACES:
+        return places
+    globs = sorted({f"*{place.rpartition('.')[2]}" for place in places})
+    return [glob for glob in globs if not fnmatch.filter(others, glob)] or places
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
 
 
 def _slot(small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
@@ -284,8 +301,9 @@ def _slot(small: tuple[int, ...], x: Tensor, count: int) -> CallShape:
         return CallShape(small, None, 1)
     each = small[axis] // count
     if each > 1 and not x.is_meta:
-        parts = x.unflatten(axis, (count + 1, each))
-        if not torch.allclose(parts.select(axis, 0), parts.select(axis, count), equal_nan=True):
+        rows = x.unflatten(axis, (count + 1, each)).unbind(axis)
+        repeated = _gap(rows[0], rows[-1]) <= ROUNDING * _gap(rows[0], rows[1])
+        if not (repeated or torch.allclose(rows[0], rows[-1], equal_nan=True)):
             raise ValueError(f"a row's {each} entries lie apart in its input")
     shape = tuple(0 if at == axis else size for at, size in enumerate(small))
     return CallShape(shape, axis, each)
