@@ -53,6 +53,16 @@ class TestDifference:
     def test_a_gradient_of_zeros_is_no_gradient(self) -> None:
         assert difference(outcome(gradients={"w": torch.ones(4), "v": torch.zeros(2)}), outcome()) is None
 
+    @pytest.mark.parametrize(("gap", "differs"), [(3e-8, None), (1e-4, "buffer norm.running_mean differs")])
+    def test_a_running_mean_of_zero(self, gap: float, differs: str | None) -> None:
+        """Beside a variance of 1, what differs by rounding is the same, however small the mean is."""
+
+        def norm(mean: float) -> Outcome:
+            buffers = {"norm.running_mean": torch.full((3,), mean), "norm.running_var": torch.ones(3)}
+            return Outcome([], {}, {name: tensor.float() for name, tensor in buffers.items()})
+
+        assert difference(norm(gap), norm(1e-8), 1e-3) == differs
+
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     def test_close_in_each_precision(self, dtype: torch.dtype) -> None:
         """Rounding passes; what is a thousand times as much does not."""
