@@ -27,6 +27,20 @@ class Block(nn.Module):
         return x + self.norm(self.conv(x)).relu()
 
 
+class Dropping(Block):
+    """A block that is left out at random, as in networks of stochastic depth."""
+
+    def __init__(self, drop_prob: float, other: bool = False) -> None:
+        super().__init__()
+        self.drop_prob, self.other = drop_prob, other
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x)).relu()
+        if self.training and self.drop_prob > 0:
+            y = y * x.new_empty(len(x), 1, 1, 1).bernoulli_(1 - self.drop_prob)
+        return x + (y.sigmoid() if self.other and self.drop_prob > 0.3 else y)
+
+
 class Token(nn.Module):
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -97,6 +111,16 @@ def test_one_of_each_kind_stays() -> None:
 
 def test_a_block_may_know_its_number() -> None:
     assert kept(Net([Token(number) for number in range(6)])) in (["0", "1"], ["0", "1", "2"])
+
+
+def test_rates_of_dropout_may_differ() -> None:
+    """But for 0, with which other code runs."""
+    assert kept(Net([Dropping(rate / 10) for rate in range(5)])) == ["0", "1"]
+    assert kept(Net([Dropping(rate) for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.0)])) == ["0", "1", "5"]
+
+
+def test_a_block_whose_rate_decides_what_runs_is_like_no_other() -> None:
+    assert kept(Net([Dropping(rate / 10, other=True) for rate in range(1, 6)])) is None
 
 
 def test_a_block_with_a_hook_stays() -> None:

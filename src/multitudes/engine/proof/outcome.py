@@ -242,7 +242,8 @@ def run_without_gradients(executor: Callable[..., Any], engine: Engine, inputs: 
 
 def run_reference(engine: Engine, inputs: Inputs, mode: str) -> Outcome:
     """Runs the loop, the reference of the other executors, and finds out whether its output is random."""
-    return with_randomness(run_executor(run_loop, engine, inputs, mode), engine, inputs, mode)
+    outcome = run_executor(run_loop, engine, inputs, mode)
+    return with_randomness(outcome, engine, inputs, mode) if outcome.drew else outcome
 
 
 def with_randomness(outcome: Outcome, engine: Engine, inputs: Inputs, mode: str) -> Outcome:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import EVERY_MODULES, batch_norms, copy_with, hooked, join_name, named_parts, named_tensors
 from multitudes.engine.program import Program, Tracer
@@ -20,6 +21,8 @@ from multitudes.engine.tree import PLAIN
 
 BLOCKS = 2
 """A list of blocks keeps at least this many, so that what one block leaves behind meets another one."""
+RATE = 0.1
+"""The rate of all dropout where blocks are compared: 0 stays 0, with which other code runs."""
 WORTH = 0.75
 """A shallower network pays if it has at most this share of the modules."""
 
@@ -47,7 +50,8 @@ def shallower(engine: Engine, inputs: Inputs, plain: nn.Module) -> Engine | None
         blocks_left_out=sum(map(len, repeated.values())),
     )
     part.refresh()
-    return part if _runs_all(without_blocks(copy_with(plain, {}), repeated), plain, inputs) else None
+    whole = _at_one_rate(plain, inputs)
+    return part if whole is not None and _runs_all(without_blocks(copy_with(whole, {}), repeated), whole, inputs) else None
 
 
 def without_blocks(module: nn.Module, blocks: Mapping[str, Sequence[str]]) -> nn.Module:
@@ -107,9 +111,33 @@ def _kind(engine: Engine, name: str, block: nn.Module, place: int | None, hooks:
         others = EVERY_MODULES.union(
             getattr(type(part), "reported", ())
         )  # a method's facts for the plan: no forward reads them
-        settings = tuple((key, _mark(value, place)) for key, value in vars(part).items() if key not in others)
+        own = {key: value for key, value in vars(part).items() if key not in others}
+        settings = tuple((key, RATE if _is_rate(part, key) else _mark(value, place)) for key, value in own.items())
         parts.append((inner, type(part), full in engine.shared_norms, tensors, settings))
     return tuple(parts)
+
+
+def _is_rate(part: nn.Module, key: str) -> bool:
+    """Whether a setting is a rate at which a module drops. Blocks may differ in it: stochastic depth drops later ones more."""
+    value = vars(part)[key]
+    if not isinstance(value, float) or not 0 < value < 1:
+        return False
+    return "drop" in key or (key == "p" and (isinstance(part, DROPOUTS) or "drop" in type(part).__name__.lower()))
+
+
+def _at_one_rate(network: nn.Module, inputs: Inputs) -> nn.Module | None:
+    """Returns a copy in which all rates above 0 are the same; None if it then runs other operations."""
+    places = [(name, key) for name, part in named_parts(network) for key in vars(part) if _is_rate(part, key)]
+    if not places:
+        return network
+    equal = copy_with(network, {})
+    for name, key in places:
+        vars(equal.get_submodule(name))[key] = RATE
+    try:
+        ours, theirs = (Tracer(each).program(inputs, "train") for each in (equal, network))
+    except Exception:  # it does not train on this example
+        return None
+    return equal if (ours.names, ours.shapes) == (theirs.names, theirs.shapes) else None
 
 
 def _mark(value: Any, place: int | None = None) -> Hashable:

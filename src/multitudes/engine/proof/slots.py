@@ -66,7 +66,9 @@ def prove_slots(
     why, step = _training_step(engine, example, run_vmap) if trains else (None, None)  # first: dropout fails at once
     same = "train" not in plain and not engine.shared_norms and not _drops(engine)  # training runs what eval mode runs
     known = step if quick and same else None
-    why = why or _decided(functools.partial(_obstacle_of_vmap, quick=quick, known=known), trial, inputs, plain, quick)
+    forward = quick and "train" in plain  # where gradients are compared
+    obstacle = functools.partial(_obstacle_of_vmap, quick=quick, known=known, forward=forward)
+    why = why or _decided(obstacle, trial, inputs, plain, quick)
     if why is not None:
         why = _decided(_obstacle_of_turns, trial, inputs, plain, quick)
         why = why or (_training_step(engine, example, run_slots_in_turn, backward=not quick)[0] if trains else None)
@@ -180,12 +182,12 @@ def _obstacle_of_turns(engine: Engine, inputs: Inputs, mode: str, plain: Outcome
 
 
 def _obstacle_of_vmap(
-    engine: Engine, inputs: Inputs, mode: str, plain: Outcome, quick: bool, known: Outcome | None
+    engine: Engine, inputs: Inputs, mode: str, plain: Outcome, quick: bool, known: Outcome | None, forward: bool
 ) -> str | None:
     """Returns why vmap is not right for slots.
 
     None if it agrees with a plain call on equal inputs, and with one slot after another on different inputs. `known` is its
-    outcome on different inputs.
+    outcome on different inputs. `forward`: in eval mode it runs forward only.
     """
     if plain.random and mode == "train":  # nothing to compare, and a step has been taken
         return None
@@ -193,7 +195,10 @@ def _obstacle_of_vmap(
     vmap = functools.partial(run_vmap, per_member=True)
     with _without_norms(engine, mode):
         plain = _loop(engine, inputs, mode, plain)
-        differs = difference(run_executor(vmap, engine, equal, mode), plain)
+        if forward and mode == "eval":
+            differs = difference(run_executor(vmap, engine, equal, mode, backward=False), replace(plain, gradients={}))
+        else:
+            differs = difference(run_executor(vmap, engine, equal, mode), plain)
         if quick:
             differs = differs or _other_outputs(engine, other, mode, known)
         else:
