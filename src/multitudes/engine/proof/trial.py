@@ -210,21 +210,24 @@ class Trial:
     def _try_loop(self, mode: str, written: set[str]) -> Outcome | None:
         """Runs the loop in a mode. Returns None if it does not run in training mode; in eval mode it must."""
         outcome = self._try_ways(mode, written)
-        if outcome is None and mode == "eval" and not self._has_plain_backward():
+        if outcome is None and mode == "eval" and not self._has_plain_backward("eval") and self._has_plain_backward("train"):
             self.engine.traits = replace(self.engine.traits, backward_in_eval=False)
             outcome = self._try_ways(mode, written)
         if outcome is None and mode == "eval":
             problem = self.failed[mode]
-            raise RunError(
-                "the model fails on the example in eval mode, even member by member (give an example that it can run): "
-                f"{type(problem).__name__}: {problem}"
-            ) from problem
+            what = "the model fails on the example in eval mode, even member by member (give an example that it can run)"
+            with contextlib.suppress(Exception):
+                run_without_gradients(run_loop, self.copy(), self.inputs)
+                what = (
+                    "the model runs in eval mode, but gradients cannot be computed, by which members are compared and trained"
+                )
+            raise RunError(f"{what}: {type(problem).__name__}: {problem}") from problem
         return outcome
 
-    def _has_plain_backward(self) -> bool:
-        """Whether the first member has a backward in eval mode, as a plain network."""
+    def _has_plain_backward(self, mode: str) -> bool:
+        """Whether the first member has a backward in a mode, as a plain network."""
         try:
-            run_plain(plain_member(self.copy(), 0), self.inputs, backward=self.backward)
+            run_plain(plain_member(self.copy(), 0), self.inputs, mode, backward=self.backward)
         except Exception:  # forward may fail too, which the loop shows
             return False
         return True
