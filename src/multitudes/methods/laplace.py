@@ -30,7 +30,7 @@ from multitudes.engine import tree
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.modules import names_matching
 from multitudes.ensemble import Ensemble
-from multitudes.errors import InputError
+from multitudes.errors import InputError, listed
 from multitudes.method import Given, Method
 from multitudes.methods.layers import one_run
 from multitudes.methods.layers.one_run import OneRun, Shifted, add_shifts, shift_name, shifted_parts
@@ -66,8 +66,11 @@ class Laplace(OneRun, Method):
         else:
             found, loose = heads(structure)
         if len(found) != 1 or loose:
-            shown = ", ".join(sorted(found | loose)) or "none"
-            raise InputError(f"Laplace needs one last layer, but the outputs have {shown}: name it, Laplace(head='...')")
+            linear = [
+                name for name in structure.order if name in found and isinstance(structure.model.get_submodule(name), nn.Linear)
+            ]
+            instead = f"name it, Laplace(head={linear[-1]!r})" if linear else "use MultiHead or SWAG"
+            raise InputError(f"Laplace needs one last layer, but the outputs have {listed(found | loose) or 'none'}: {instead}")
         return found.pop()
 
     def refused(self, structure: Structure) -> dict[str, str]:
