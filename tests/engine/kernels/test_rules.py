@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,24 @@ def test_groups_of_channels_that_come_last() -> None:
     expected = torch.stack([F.group_norm(rows, 2, w, w) for rows, w in zip(x, weight, strict=True)])
     torch.testing.assert_close(found, expected)
     ours, theirs = (torch.autograd.grad(y.square().sum(), (x, weight)) for y in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("padding", [None, 0, -1])
+@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
+def test_bags_of_rows(mode: str, weighted: bool, padding: int | None) -> None:
+    """Values and gradients are torch's own, which vmap would run member by member; also of bags of padding alone."""
+    tables = torch.randn(3, 6, 2, requires_grad=True)
+    ids = torch.tensor([[0, 1, 5], [2, 2, 3], [0, 0, 0], [5, 5, 5]])
+    weights = torch.rand(4, 3, requires_grad=True) if weighted else None
+    options = {"mode": mode, "per_sample_weights": weights, "padding_idx": padding}
+    with Together(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.func.vmap(lambda table: F.embedding_bag(ids, table, **options))(tables)
+    expected = torch.stack([F.embedding_bag(ids, table, **options) for table in tables])
+    torch.testing.assert_close(found, expected)
+    leaves = [tables, *([weights] if weights is not None else [])]
+    ours, theirs = (torch.autograd.grad(y.square().sum(), leaves) for y in (found, expected))
     torch.testing.assert_close(ours, theirs)
 
 

@@ -306,3 +306,31 @@ def test_rows_that_cannot_be_told_apart_are_refused(norm: Any) -> None:
     x = torch.randn(4, 3, 8, 8)
     with pytest.raises(mt.ConversionError, match=r"(?s)BatchNorm norm.*draw='step'"):
         mt.ensemble(Steered(), mt.EMP(members=3, components=2, draw="row"), x, seed=0)
+
+
+class Codebook(nn.Module):
+    """Multiplies by a buffer, and returns it as an output: a last layer without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.quantise = Nearest()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(x)
+        return self.head(x), self.quantise(x)
+
+
+class Nearest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.codes.t()
+
+
+def test_a_last_layer_without_parameters_has_no_components() -> None:
+    ens = mt.ensemble(Codebook(), mt.EMP(members=2), torch.randn(3, 4))
+    assert ens.template.head.weight.shape == (5, 3, 4)
+    assert [name for name, _ in ens.template.quantise.named_parameters()] == []

@@ -252,6 +252,35 @@ def _group_norm(
     return F.group_norm(contiguous, num_groups, weight, bias, eps)
 
 
+def _bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Adds up rows of a table, one by one if bags have one size: torch's own way runs member by member."""
+    if input.ndim != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq or sparse:
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight, padding_idx)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    counted = (input != padding_idx % len(weight)).unsqueeze(-1)
+    total = torch.where(counted, rows, 0).sum(1)
+    return total if mode == "sum" else total / counted.sum(1).clamp(min=1)
+
+
 OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, int]]]] = {
     "convolution": (convolution, convolution_of_members), "linear": (linear, linear_of_members),
     "attention": (attention, attention_of_members), "batch_norm": (batch_norm, batch_norm_of_members),
@@ -294,6 +323,7 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.max_pool2d: _max_pool,
     F.avg_pool2d: _average_windows,
     F.group_norm: _group_norm,
+    F.embedding_bag: _bag,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
 }

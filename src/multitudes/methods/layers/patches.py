@@ -213,11 +213,9 @@ class Patching:
         globs = [self.patch] if isinstance(self.patch, str) else list(self.patch)
         words = globs[0].split("+") if isinstance(self.patch, str) and globs[0].split("+")[0] in WORDS else []
         if words:
-            found = {
-                "norm": {n for n, part in model.named_modules() if is_norm(part)} & has_own,
-                "input": first_layers(structure),
-                "output": output_layers(structure),
-            }
+            norms = {n for n, part in model.named_modules() if is_norm(part)}
+            found = {"norm": norms, "input": first_layers(structure), "output": output_layers(structure)}
+            found = {word: layers & has_own for word, layers in found.items()}  # a codebook may be a buffer
             missing = [word for word in words if not found[word]]
             chosen = set().union(*(found[word] for word in words))
             if not chosen or (missing and self.patch != "norm+output"):
