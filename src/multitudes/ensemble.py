@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from multitudes.engine.call_form import CallForm, is_packed, signature_of
 from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, slot
-from multitudes.engine.modules import detached_copy, in_layout, kept_modes, kept_tensors, named_tensors, under_autocast
+from multitudes.engine.modules import deep_copied, detached_copy, in_layout, kept_modes, named_tensors, under_autocast
 from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
@@ -576,8 +575,7 @@ class Ensemble(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        memo.update({id(kept): kept.detach().clone() for _, kept in kept_tensors(self.template) if not kept.is_leaf})
-        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        new.__setstate__(deep_copied(self.__getstate__(), self.template, memo))
         return new
 
     def _slice(self, take: Any) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -265,3 +268,153 @@ def test_kernels_that_are_put_together_have_factors() -> None:
     assert ens.get_parameter("2.r_alpha").shape == (3, 1, 2, 1) and ens.get_parameter("2.k_gamma").shape == (3, 2, 1, 1)
     torch.testing.assert_close(ens(x), torch.stack([ens.member(m).eval()(x) for m in range(3)]))
     assert not torch.allclose(ens(x)[0], ens(x)[1])
+
+
+class Features(nn.Module):
+    """Takes features by hooks that refer to the network, as feature pyramids do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+        self.head = nn.Linear(32, 3)
+        self.features: dict[int, Tensor] = {}
+        for number in (1, 3):
+            self.body[number].register_forward_hook(self.saving(number))
+
+    def saving(self, number: int) -> Any:
+        def save(module: nn.Module, args: Any, output: Tensor) -> None:
+            self.features[number] = output
+
+        return save
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.body(x)
+        return self.head(torch.cat([self.features[1], self.features[3]], 1))
+
+
+class FeaturesOfADict(Features):
+    """Its hooks refer to the dict alone."""
+
+    def saving(self, number: int) -> Any:
+        features = self.features
+        return lambda module, args, output: features.update({number: output})
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("kind", [Features, FeaturesOfADict])
+@pytest.mark.parametrize("label", ["single", "deep", "batchensemble", "mimo", "multihead", "emp", "mcdropout", "packed"])
+def test_hooks_of_a_copy_write_into_the_copy(label: str, kind: type[Features], called: bool) -> None:
+    """They wrote into the given network, and the copy read what that had stored before: outputs did not depend on inputs."""
+    torch.manual_seed(0)
+    net = kind().eval()
+    if called:
+        net(X)
+    held = dict(net.features)
+    made = {method.__name__.lower(): method for method in mt.Method.all()}[label]
+    ens = mt.ensemble(net, made(), X).eval()
+    assert dict(net.features).keys() == held.keys() and all(net.features[key] is held[key] for key in held)
+    other = torch.randn(*X.shape)
+    for network in (ens, copy.deepcopy(ens), ens.member(0).eval()):
+        assert not torch.allclose(network(X), network(other))
+    for m in range(ens.members):
+        torch.testing.assert_close(ens(other)[m], ens.member(m).eval()(other))
+
+
+def test_hooks_that_refer_to_the_network_by_a_variable_are_refused() -> None:
+    net = Features()
+    for number in (1, 3):
+        net.body[number]._forward_hooks.clear()
+        net.body[number].register_forward_hook(Saving(number))
+    Saving.network = net
+    net(X)
+    with pytest.raises(mt.InputError, match="sets features of the given model, and reads its own"):
+        mt.ensemble(net, mt.Deep(members=2), X)
+
+
+class Saving:
+    """A hook that refers to a network by a variable."""
+
+    network: Features
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        Saving.network.features[self.number] = output
+
+
+def replaced(number: int) -> nn.Sequential:
+    """Returns a perceptron with a layer whose forward was replaced on the object."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    layer = net[number]
+    layer.forward = types.MethodType(lambda self, x: F.linear(x, self.weight, self.bias), layer)
+    return net
+
+
+def test_factors_of_a_layer_with_a_replaced_forward_have_an_effect() -> None:
+    """They had none: the forward that was put in place ran, and members were equal."""
+    ens = mt.ensemble(replaced(2), mt.BatchEnsemble(members=2), X, keep=["0", "4"]).eval()
+    outputs = ens(X)
+    assert not torch.allclose(outputs[0], outputs[1])
+    outputs.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for name, p in ens.named_parameters() if name.startswith("2."))
+
+
+@pytest.mark.parametrize(("method", "number"), [(mt.DropConnect(members=2), 2), (mt.MIMO(members=2), 0)])
+def test_a_replaced_forward_is_refused_where_it_would_hide_the_converted_one(method: mt.Method, number: int) -> None:
+    with pytest.raises(mt.ConversionError, match="forward of a Linear was replaced on the object"):
+        mt.ensemble(replaced(number), method, X)
+
+
+class Sign(torch.autograd.Function):
+    """Has no rule for vmap, as most functions that people write."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0]
+
+
+class Binary(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Sign.apply(x)
+
+
+class RandomDepth(nn.Module):
+    """Leaves out its block for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(1).item() < 0.3 else x + self.block(x)
+
+
+@pytest.mark.parametrize("part", [Binary, RandomDepth])
+@pytest.mark.parametrize("kind", [mt.SWAG, mt.Snapshot, mt.Laplace, mt.EMP, mt.ECMP, mt.MCDropout, mt.DropConnect])
+def test_draws_train_one_at_a_time_with_any_shared_norm(kind: type[mt.Method], part: type[nn.Module]) -> None:
+    """They were refused: neither vmap nor fold runs the network, which members need that train together."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), part(), nn.Linear(16, 3))
+    ens = mt.ensemble(net, kind(members=2), X).train()
+    optimizer = torch.optim.SGD(ens.parameters(), 0.1)
+    before = ens.template[1].running_mean.clone()
+    losses = []
+    for _ in range(20):
+        loss = ens.loss(X, X[:, :3], F.mse_loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert min(losses[10:]) < losses[0]
+    assert not torch.equal(ens.template[1].running_mean, before)
+
+
+def test_members_that_train_together_need_a_norm_that_sees_them_all() -> None:
+    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), RandomDepth(), nn.Linear(16, 3))
+    with pytest.raises(mt.ConversionError, match="must see all their rows at once"):
+        mt.ensemble(net, mt.BatchEnsemble(members=2), X)

@@ -35,6 +35,11 @@ def convert_layer(layer: Any, mixin: type, attributes: tuple[tuple[str, Any], ..
     """
     names = {*_names_of(mixin), *(key for key, _ in attributes), *values}
     check_names(layer, names - _names_of_torch(layer.__class__))
+    if "forward" in vars(layer) and "forward" in names:
+        raise ConversionError(
+            f"the forward of a {type(layer).__name__} was replaced on the object, which would be called in place of the "
+            "converted one: write a class with that forward, or use a method for any network, such as mt.Deep(members=4)"
+        )
     layer.__class__ = converted_class(mixin, type(layer), attributes)
     vars(layer).update(values)
 

@@ -162,6 +162,8 @@ def without_norm(name: str, layer: nn.Module) -> str | None:
 def product_of(layer: nn.Module) -> Product | None:
     """Returns the product of a known layer, its output without the bias; None for a layer that is not known."""
     kind = plain_class(layer)
+    if replaced_forward(layer):
+        return None
     if f"{kind.__module__}.{kind.__qualname__}" in TAUGHT:
         return _taught
     if hasattr(layer, "parametrizations") and not is_parametrized(layer):
@@ -171,6 +173,11 @@ def product_of(layer: nn.Module) -> Product | None:
             inherited = kind.forward is parent.forward
             return product if inherited and getattr(kind, "_conv_forward", 0) is getattr(parent, "_conv_forward", 0) else None
     return None
+
+
+def replaced_forward(layer: nn.Module) -> bool:
+    """Whether a function was put in place of a layer's forward on the object, which may compute anything."""
+    return "forward" in vars(layer) or "_conv_forward" in vars(layer)
 
 
 def channels(layer: Any) -> tuple[int, int]:
@@ -204,7 +211,8 @@ def channel_axis(layer: Any) -> int:
 
 def is_attention(part: nn.Module) -> bool:
     """Whether a module is torch's attention, with torch's forward."""
-    return isinstance(part, nn.MultiheadAttention) and type(part).forward is nn.MultiheadAttention.forward
+    plain = isinstance(part, nn.MultiheadAttention) and type(part).forward is nn.MultiheadAttention.forward
+    return plain and not replaced_forward(part)
 
 
 def known_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -25,6 +25,7 @@ from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, cast_advice, fresh_inputs
 from multitudes.engine.listening import Quick
 from multitudes.engine.modules import (
+    EVERY_MODULES,
     as_same_kind,
     copy_with,
     detached_copy,
@@ -296,7 +297,10 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
 
 @contextlib.contextmanager
 def _without_calls_of(model: nn.Module) -> Iterator[None]:
-    """Refuses calls of the model's own modules in a with-block, before they run: a copy of the model must not use them."""
+    """Refuses calls of the model's own modules in a with-block, before they run, and changes of their attributes.
+
+    A copy of the model must use its own.
+    """
     names = {id(module): name for name, module in model.named_modules()}
 
     def refuse(module: nn.Module, _: Any) -> None:
@@ -306,11 +310,33 @@ def _without_calls_of(model: nn.Module) -> Iterator[None]:
                 "share and change: a function or lambda that forward calls must not refer to the model; make it a method"
             )
 
-    hook = register_module_forward_pre_hook(refuse)
+    hook, before = register_module_forward_pre_hook(refuse), _attributes(model)
     try:
         yield
-    finally:
+    finally:  # a copy that reads its own attribute may fail by that
         hook.remove()
+        now = _attributes(model)
+        changed = [name for name, held in now.items() if name not in before or not _same(before[name], held)]
+        if changed:
+            raise InputError(
+                f"a copy of the model sets {changed[0]} of the given model, and reads its own: a hook or function that sets it "
+                "must refer to the model by self, not by a variable outside of its class"
+            )
+
+
+def _attributes(model: nn.Module) -> dict[str, list[Any]]:
+    """Returns the attributes of a model's modules that are no modules, parameters or buffers, each with what it holds."""
+    found = {}
+    for name, part in named_parts(model):
+        for key, value in vars(part).items():
+            if key not in EVERY_MODULES:
+                inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+                found[join_name(name, key)] = [value, *inner]
+    return found
+
+
+def _same(held: list[Any], now: list[Any]) -> bool:
+    return len(held) == len(now) and all(a is b for a, b in zip(held, now, strict=True))
 
 
 def rerun(structure: Structure, run: Callable[[nn.Module, Inputs], Any]) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
-from multitudes.engine.draws import draw_distinct, drawing_layers
+from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
 from multitudes.engine.fold import forbidden
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
@@ -278,8 +278,8 @@ def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[
 
 
 def _check_trainable(trial: Trial, engine: Engine) -> None:
-    """Raises an error if members of a network that trains alone could not be trained."""
-    if "train" in trial.failed or engine.members == 1:
+    """Raises an error if members of a network that trains alone could not be trained. Draws can: a step runs one of them."""
+    if "train" in trial.failed or engine.members == 1 or drawn_names(engine.template):
         return
     if engine.traits.coupled and not {"vmap", "fold"} & set(engine.proven["train"]):
         raise RunError(
