@@ -287,6 +287,13 @@ class Method(Settings):
         own = {"params": [p for _, p in named], "names": [n for n, _ in named], "kind": "all"}
         return [{**own, "lr": lr, "weight_decay": weight_decay}]
 
+    def as_typed(self) -> str:
+        """Returns the method as code, with `members` and the settings that are not defaults."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        shown = [f"{n}={v!r}" for n, v in self.settings().items() if n == "members" or v != defaults[n]]
+        prefix = "mt." if type(self).__module__.startswith("multitudes.") else ""
+        return f"{prefix}{type(self).__name__}({', '.join(shown)})"
+
     def settings(self) -> dict[str, Any]:
         """Returns the method's fields by name, as files store them."""
         return dataclasses.asdict(self)

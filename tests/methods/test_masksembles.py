@@ -244,8 +244,8 @@ def test_where_no_layer_can_have_masks_the_way_out_is_another_method() -> None:
     with pytest.raises(mt.ConversionError, match="nothing to mask") as refusal:
         mt.ensemble(TiedCoder(), mt.Masksembles(members=4), x)
     assert "fewest" not in str(refusal.value)
-    assert "mt.BatchEnsemble(members=4)" in str(refusal.value)
-    mt.ensemble(TiedCoder(), mt.BatchEnsemble(members=4), x)
+    assert "mt.Deep(members=4)" in str(refusal.value)
+    mt.ensemble(TiedCoder(), mt.Deep(members=4), x)
 
 
 def test_narrow_layers_can_have_masks_with_fewest() -> None:

@@ -118,20 +118,19 @@ class Candidate:
     @property
     def label(self) -> str:
         """The method as code, with `members` and the settings that are not defaults."""
-        defaults = {f.name: f.default for f in dataclasses.fields(self.method)}
-        shown = [f"{n}={v!r}" for n, v in self.method.settings().items() if n == "members" or v != defaults[n]]
-        return f"{type(self.method).__name__}({', '.join(shown)})"
+        return self.method.as_typed().removeprefix("mt.")
 
     @property
     def code(self) -> str:
         """The line of code that makes this ensemble from `model` and an example `x`."""
-        prefix = "mt." if type(self.method).__module__.startswith("multitudes.") else ""
         more = (f", start={self.start!r}" if self.start != "fresh" else "") + (
             f", batch_axis={self.axis!r}" if self.axis else ""
         )
         if self.output is not None:
             more += f", output={int(self.output) if self.output.isdigit() else self.output!r}"
-        return f"mt.ensemble(model, {prefix}{self.label}, x{more})" + ("  # train it, then .compact()" if self.compact else "")
+        return f"mt.ensemble(model, {self.method.as_typed()}, x{more})" + (
+            "  # train it, then .compact()" if self.compact else ""
+        )
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def self_check(draft: Draft) -> None:
         kind = type(draft.given.model).__name__
         advice = "keep=[...] with the layers at fault, or " if draft.method.keeps_layers else ""
         raise ConversionError(
-            f"{draft.method} cannot convert this {kind}: the converted network breaks laws of mt.check:\n"
+            f"{draft.method.as_typed()} cannot convert this {kind}: the converted network breaks laws of mt.check:\n"
             + "\n".join(broken)
             + f"\nUse {advice}another method"
         )

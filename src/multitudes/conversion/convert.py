@@ -176,8 +176,8 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
     except Exception as error:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(
-            f"{method} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it fails: "
-            f"{' '.join(str(error).split())[:400]}. Run every member on all rows: {type(method).__name__}({other})"
+            f"{method.as_typed()} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it "
+            f"fails: {' '.join(str(error).split())[:400]}. Run every member on all rows: {type(method).__name__}({other})"
         ) from error
 
 
@@ -194,7 +194,8 @@ def _refusal_text(planned: Plan, kept: Sequence[str]) -> str:
     lines = [f"{type(planned.method).__name__} cannot convert {len(planned.refused)} part(s) of {planned.model}:"]
     lines += [f"  {entry.name or '(the model)':<28} {entry.type:<20} {entry.reason}" for entry in planned.refused]
     if kept:
-        lines.append(f"To let members share them instead:  ensemble(model, {planned.method}, x, keep={[*planned.keep, *kept]})")
+        typed = f"mt.ensemble(model, {planned.method.as_typed()}, x, keep={[*planned.keep, *kept]})"
+        lines.append(f"To let members share them instead:  {typed}")
     elif any(UNKNOWN in entry.reason for entry in planned.refused):
-        lines.append("Use a method for any network:  ensemble(model, mt.Deep(members=4), x)")
+        lines.append("Use a method for any network:  mt.ensemble(model, mt.Deep(members=4), x)")
     return "\n".join(lines)

@@ -296,12 +296,14 @@ def _with_layout(draft: Draft, structure: Structure, layout: Layout, kept: Seque
     method, owned = draft.method, _owned(draft.network, layout)
     if kept and method.keeps_weights and not method.shares_weights:
         raise InputError(
-            f"keep={list(kept)}: members of {method} keep different channels, so they cannot share a layer: leave keep= out"
+            f"keep={list(kept)}: members of {type(method).__name__} keep different channels, so they cannot share a layer: "
+            "leave keep= out"
         )
     if method.members > 1 and not (owned | layout.summed) - {SEEDS}:
         if kept:
             raise InputError(
-                f"keep={list(kept)} leaves nothing for {method} to convert, so all members would be equal: keep fewer modules"
+                f"keep={list(kept)} leaves nothing for {type(method).__name__} to convert, so all members would be equal: "
+                "keep fewer modules"
             )
         raise ConversionError(
             f"{type(method).__name__} knows no layer of this {draft.plan.model}, so all members would be equal. Use a method "

@@ -60,7 +60,7 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
             prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else ())
             keep(draft, few)
     except RunError as error:
-        raise ConversionError(f"{draft.method} cannot convert this {draft.plan.model}: {error}") from error
+        raise ConversionError(f"{draft.method.as_typed()} cannot convert this {draft.plan.model}: {error}") from error
     engine.adopt(few)
     engine.example = small.two_rows
     pick(engine)

@@ -78,7 +78,9 @@ class Laplace(OneRun, Method):
         name = self._head(structure)
         part = structure.model.get_submodule(name)
         if not isinstance(part, nn.Linear) or without_norm(name, part) is not None:
-            return {name: f"Laplace takes a last layer nn.Linear, and this is a {type(part).__name__}: use MultiHead or SWAG"}
+            line = without_norm(name, part)
+            kind = type(part).__name__ if line is None else "layer that computes its weight"
+            return {name: f"Laplace takes a last layer nn.Linear, and this is a {kind}: {line or 'use MultiHead or SWAG'}"}
         tied = one_run.tied_parts(structure.model)
         held = [key for key, other in structure.model.named_parameters(remove_duplicate=False) if other is part.weight]
         return {name: tied.get(name, f"its weight is tied: {' and '.join(held)}")} if len(held) > 1 else {}

@@ -134,7 +134,7 @@ class Masksembles(Method):
         where = "after the first" if self.position == "before" else "before the last"
         widest = max((self._width(network.get_submodule(name), axes.get(name, {})) for name in layers), default=0)
         if widest < 2:
-            instead = "Use another method, such as mt.BatchEnsemble(members=4)"
+            instead = "Use a method for any network: mt.Deep(members=4)"
             return f"nothing to mask: no layer {where} has two channels or more. {instead}"
         return (
             f"nothing to mask: no layer {where} has {self.fewest} channels or more; Masksembles(fewest=2) masks narrower layers"
