@@ -314,3 +314,15 @@ def test_training_of_the_ensemble_does_not_reach_a_frozen_one() -> None:
         for tensor in (*ens.parameters(), *ens.buffers()):
             tensor.add_(1)
     assert torch.equal(frozen(x), before)
+
+
+@pytest.mark.parametrize("method", [mt.SWAG(members=2), mt.Snapshot(members=2), mt.EMP(members=2)])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.GroupNorm(2, 8)])
+def test_norms_that_stay(method: mt.Method, norm: nn.Module) -> None:
+    """A BatchNorm behind an activation is not folded, and what members draw of its statistics has no gradient."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), norm, nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    x = torch.randn(4, 3, 8, 8)
+    ens = mt.ensemble(net, method, x).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ens.freeze()(x), ens(x), rtol=1e-4, atol=1e-5)

@@ -245,7 +245,7 @@ def _average_pool(input: Tensor, output_size: Any) -> Tensor:
 
 
 def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
     """Normalises groups. On a CPU torch asks for the layout of images, which vmap does not tell if channels come last."""
     contiguous = input.contiguous() if input.device.type == "cpu" else input
@@ -323,6 +323,8 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.max_pool2d: _max_pool,
     F.avg_pool2d: _average_windows,
     F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+    torch.ops.aten.group_norm.default: _group_norm,
     F.embedding_bag: _bag,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,

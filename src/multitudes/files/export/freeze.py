@@ -123,7 +123,7 @@ def graph_module(graph: MemberGraph) -> fx.GraphModule:
         if node.op == "placeholder" and node.name in graph.tensors:
             if node.users:
                 tensor = graph.tensors[node.name].clone()  # training goes on in the memory of the ensemble
-                if node.name.startswith("p_"):  # torch.export's sign of a parameter
+                if node.name.startswith("p_") and not _is_statistic(node):  # torch.export's sign of a parameter
                     root.register_parameter(node.name, nn.Parameter(tensor, requires_grad=False))
                 else:
                     root.register_buffer(node.name, tensor)
@@ -138,6 +138,11 @@ def graph_module(graph: MemberGraph) -> fx.GraphModule:
     new.eliminate_dead_code()
     fuse(new)
     return fx.GraphModule(root, new)
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    """Whether a norm reads a tensor as a running mean or variance, which has no gradient: what members draw may be one."""
+    return any("batch_norm" in name_of(user) and node in user.args[3:5] for user in node.users)
 
 
 _FUNCTIONS: dict[str, Any] = {
