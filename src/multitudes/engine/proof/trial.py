@@ -76,6 +76,7 @@ class Trial:
         """The modes in which the network does not run, with the error."""
         self._outcomes: dict[tuple[str | int, str, frozenset[str] | None, bool], Outcome] = {}
         self._double: tuple[Engine, Inputs] | None = None
+        self._runs_alone: dict[tuple[str, bool], bool] = {}
         self._learn_loop()
         self.engine.row_axes = self._output_axes() if backward else {}
 
@@ -225,15 +226,21 @@ class Trial:
         return outcome
 
     def _has_plain_backward(self, mode: str) -> bool:
-        """Whether the first member has a backward in a mode, as a plain network."""
-        try:
-            run_plain(plain_member(self.copy(), 0), self.inputs, mode, backward=self.backward)
-        except Exception:  # forward may fail too, which the loop shows
-            return False
-        return True
+        """Whether the first member runs in a mode as a plain network, with its backward if that is compared."""
+        key = mode, self.backward and self.engine.has_backward(mode)
+        if key not in self._runs_alone:
+            try:
+                run_plain(plain_member(self.copy(), 0), self.inputs, mode, backward=key[1])
+                self._runs_alone[key] = True
+            except Exception:  # forward may fail too, which the loop shows
+                self._runs_alone[key] = False
+        return self._runs_alone[key]
 
     def _try_ways(self, mode: str, written: set[str]) -> Outcome | None:
-        """Runs the loop under the first of `WAYS` under which it runs. Otherwise returns None, and notes the first error."""
+        """Runs the loop under the first of `WAYS` under which it runs. Otherwise returns None, and notes the first error.
+
+        A network that does not even run alone is tried in one way.
+        """
         before = self.engine.traits
         self.failed.pop(mode, None)
         for mutates, copies, no_replay in WAYS:
@@ -251,6 +258,9 @@ class Trial:
             except Exception as error:
                 if isinstance(error, SharedWrite) and (error.in_place or not drawn_names(self.engine.template)):
                     raise  # if members are draws, a training step runs one of them, which sets the buffer to one value
+                if mode not in self.failed and not self._has_plain_backward(mode):
+                    self.failed[mode] = error
+                    break
                 self.failed.setdefault(mode, error)
             else:
                 self.failed.pop(mode, None)
