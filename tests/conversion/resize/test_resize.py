@@ -550,3 +550,23 @@ def test_constants_and_layouts_carry_over() -> None:
         inner = new if model is net else new[0]
         assert not inner.layer1[0].bn2.weight.any()
         assert inner.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class Crossed(nn.Module):
+    """Two widths: by value the constructor's `hidden` is found, and the other one is no layer's."""
+
+    def __init__(self, fields: int = 3, hidden: int = 32) -> None:
+        super().__init__()
+        self.cross = nn.Parameter(torch.randn(fields * 8, fields * 8) * 0.05)
+        self.deep = nn.Sequential(nn.Linear(fields * 8, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.out = nn.Linear(fields * 8 + hidden, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.cat([x * (x @ self.cross), self.deep(x)], 1))
+
+
+def test_what_a_constructor_leaves_as_large_is_reported() -> None:
+    """The ensemble is larger than one network then, and the plan says why."""
+    thin = mt.resize(Crossed(), 0.5, torch.randn(4, 24))
+    assert str(thin.resizing) == "resized to 0.5 of the width by its constructor; as large as before: cross"
+    assert thin.deep[2].weight.shape == (16, 16)

@@ -50,7 +50,7 @@ from multitudes.engine.modules import Factory, copy_with, named_tensors, owning_
 from multitudes.engine.seeds import checked_seed, seeded
 from multitudes.engine.selected_output import selected, selecting, selection_of
 from multitudes.engine.undisturbed import undisturbed
-from multitudes.errors import ConversionError, MultitudesError
+from multitudes.errors import ConversionError, MultitudesError, listed
 from multitudes.models.network import Network
 from multitudes.settings import above, check_value
 
@@ -373,12 +373,21 @@ def reported(
     ends = last_layers(structure)[0]
     rounded = {}
     for name in structure.layers():
-        exact, width = width_of(model.get_submodule(name)) * ratio, width_of(new.get_submodule(name))
-        if width != exact and name not in ends and name not in wide:
-            rounded[name] = (exact, width)
+        given, width = width_of(model.get_submodule(name)), width_of(new.get_submodule(name))
+        if width != given * ratio and name not in ends and name not in wide and not width == given > 2:
+            rounded[name] = (given * ratio, width)
     if not hasattr(new, "resizing"):  # the model may have a module of that name
+        note = "; ".join(filter(None, [note, _as_before(model, new, {*ends, *wide})]))
         new.resizing = Resizing(ratio, way, rounded, note=note, found=found)  # type: ignore[assignment]
     return in_layout_of(model, new)
+
+
+def _as_before(model: nn.Module, new: nn.Module, known: Collection[str]) -> str:
+    """Names matrices that are as large as before, but for `known` layers, if they are more than few of the weights; else ""."""
+    shapes = {name: p.shape for name, p in model.named_parameters() if sum(size > 1 for size in p.shape) > 1}
+    kept = {n: p.numel() for n, p in new.named_parameters() if shapes.get(n) == p.shape and owning_module(n) not in known}
+    few = sum(kept.values()) <= FEW * sum(p.numel() for p in new.parameters())
+    return "" if few else f"as large as before: {listed(kept)}"
 
 
 def in_layout_of(model: nn.Module, new: nn.Module) -> nn.Module:
