@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Build, Tensor, str]] = {
     "recurrence": (Recurrent, torch.randn(3, 4, 5), r"rnn +LSTM .*nn\.Linear before it"),
     "attention": (Attending, torch.randn(3, 4, 6), r"attention +Multihead.*nn\.Linear before it"),
     "rows of a graph": (Graph, X.float(), r"order of rows.*graph.*MultiHead"),
-    "a loose matrix": (Loose, X.float(), r"the input meets matrix outside"),
+    "a loose matrix": (Loose, X.float(), r"the input meets matrix, which is not the weight"),
     "a tied head": (Tied, torch.randint(7, (3, 3)), r"words +Embedding .*tied to head"),
     "two calls": (Twice, X.float(), r"first +Linear .*own layer"),
     "a table with a norm": (lambda: embedding(max_norm=1.0), torch.randint(7, (3, 3)), r"0 +Embedding .*max_norm=1\.0"),

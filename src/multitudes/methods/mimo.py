@@ -187,7 +187,8 @@ def _no_first_layer(reads: InputReads) -> str:
     """Says why a network has no first layers that could be slots, and what to do."""
     if reads.loose:
         return (
-            f"the input meets {reads.loose} outside of the layer that holds it: call an nn.Linear or nn.Embedding on the input"
+            f"the input meets {reads.loose}, which is not the weight of a known layer that reads the input: call an nn.Linear, "
+            "convolution or nn.Embedding on the input"
         )
     if reads.around:
         return (

@@ -126,7 +126,7 @@ class Search:
         if len(self._following(chosen)) < len(self.layers):
             chosen = self._completed(chosen, rest)
         if not (chosen := self._with_features(chosen, rest)):
-            raise ConversionError("none of its arguments is a width: twice the number never doubles the layers")
+            raise ConversionError("no argument was found whose double makes layers twice as wide")
         chosen, note = self._running(self._with_loose(chosen, rest), rest)
         return Widths({path: self.numbers[path] for path in chosen}, self._following(chosen), note)
 
