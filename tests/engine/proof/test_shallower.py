@@ -123,6 +123,20 @@ def test_a_block_whose_rate_decides_what_runs_is_like_no_other() -> None:
     assert kept(Net([Dropping(rate / 10, other=True) for rate in range(1, 6)])) is None
 
 
+def test_layers_between_activations_in_place_stay() -> None:
+    """Two activations in place, one after the other, have no backward."""
+    stem = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True))))
+    net = Net([Block() for _ in range(5)])
+    net.first = nn.Sequential(nn.Conv2d(3, 8, 3), stem)  # type: ignore[assignment]
+    names = frozenset(name for name, _ in net.named_parameters())
+    stacked = {n: nn.Parameter(torch.stack([p.detach()] * 2)) for n, p in net.named_parameters()}
+    template = mt.engine.modules.copy_with(net, stacked)  # type: ignore[attr-defined]
+    part = shallower(Engine(template, 2, names), mt.Inputs(x()), net)
+    assert part is not None
+    assert list(part.template.get_submodule("first.1")._modules) == [str(at) for at in range(8)]
+    assert list(part.template.get_submodule("blocks")._modules) == ["0", "1"]
+
+
 def test_a_block_with_a_hook_stays() -> None:
     net = Net([Block() for _ in range(6)])
     net.blocks[4].conv.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]

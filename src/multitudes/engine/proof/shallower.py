@@ -70,6 +70,8 @@ def _repeated(engine: Engine) -> dict[str, list[str]]:
     for name, part in named_parts(engine.template):
         if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(f"{name}.".startswith(f"{block}.") for block in gone):
             continue
+        if any(getattr(each, "inplace", False) for each in part.children()):
+            continue  # without a layer between them, one would overwrite what another needs for backward
         keys = _repeated_in(engine, name, part, hooks)
         gone += [join_name(name, key) for key in keys]
         if keys:
