@@ -218,9 +218,9 @@ def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchA
             calls = _calls(thin, call, batch_axis)
     except Exception:  # values decide what runs
         return None
-    return (
-        None if any(call.each > 1 for found in calls.values() for call in found) else calls
-    )  # where a row lies shows in values
+    known = {name: layer.calls for name, layer in drawing_layers(network)}  # type: ignore[attr-defined]
+    new = [call for name, found in calls.items() if found != known[name] for call in found]
+    return None if any(call.each > 1 for call in new) else calls  # where a row lies shows in values, once for each shape
 
 
 def _seen(network: nn.Module, inputs: Inputs, look: Callable[[str, int, Tensor], Any]) -> dict[str, list[Any]]:
