@@ -147,8 +147,8 @@ def _laws_of_few(few: Engine, inputs: Inputs) -> Iterator[Law]:
         yield Law("members", RANDOM)
         return
     yield Law("members", f"{count_rows(inputs, few.batch_axis)} row(s)", _differs_from_plain(few, inputs, loop))
-    same = few.has_backward("eval")
-    same = same and trains_as_in_eval(lambda: replace(few, template=copy_with(few.template, {})), inputs, loop)
+    fresh = lambda: replace(few, template=copy_with(few.template, {}))  # noqa: E731
+    same = few.has_backward("eval") and trains_as_in_eval(fresh, inputs, loop)
     for mode in ("eval",) if same else tuple(reversed(MODES)):
         try:
             outcome = loop if mode == "eval" else run_executor(EXECUTORS["loop"], few, inputs, mode)

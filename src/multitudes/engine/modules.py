@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from types import CellType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from multitudes.engine.tree import PLAIN, leaves
 from multitudes.errors import InputError, listed
 
 F = TypeVar("F", bound=Callable[..., Any])
+Paths: TypeAlias = dict[str, list[tuple[tuple[str, ...], str, str]]]
+"""The places of tensors by their first name: the path of a module, "_parameters" or "_buffers", and the key there."""
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 """Types whose values are never copied."""
@@ -97,13 +99,13 @@ def in_layout(tensor: Tensor, layout: torch.memory_format, owned: bool) -> Tenso
     return formatted.unflatten(0, tensor.shape[:2]) if owned else formatted
 
 
-def paths_of(module: nn.Module) -> dict[str, list[tuple[tuple[str, ...], str, str]]]:
+def paths_of(module: nn.Module) -> Paths:
     """Maps each tensor's first name to its places: the path of a module, "_parameters" or "_buffers", and the key there.
 
     A tied tensor has several places.
     """
     first: dict[int, str] = {}
-    places: dict[str, list[tuple[tuple[str, ...], str, str]]] = {}
+    places: Paths = {}
     parts = named_parts(module)
     for kind in ("_parameters", "_buffers"):
         for name, part in parts:
@@ -115,12 +117,10 @@ def paths_of(module: nn.Module) -> dict[str, list[tuple[tuple[str, ...], str, st
     return places
 
 
-def registers_of(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+def registers_of(module: nn.Module, paths: Paths | None = None) -> dict[str, list[tuple[dict[str, Any], str]]]:
     """Maps each tensor's first name to its places: a module's `_parameters` or `_buffers` dict, and the key there."""
-    return {
-        name: [(register_at(module, path, kind), key) for path, kind, key in places]
-        for name, places in paths_of(module).items()
-    }
+    known = paths_of(module) if paths is None else paths
+    return {name: [(register_at(module, path, kind), key) for path, kind, key in places] for name, places in known.items()}
 
 
 def register_at(module: nn.Module, path: Sequence[str], kind: str) -> dict[str, Any]:

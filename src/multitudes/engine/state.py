@@ -124,7 +124,8 @@ class Engine:
     """For each tensor, its places: a module's `_parameters` or `_buffers` dict, and the key. A tied tensor has several."""
 
     def __post_init__(self) -> None:
-        self.paths, self.registers = paths_of(self.template), registers_of(self.template)
+        self.paths = paths_of(self.template)
+        self.registers = registers_of(self.template, self.paths)
         self.parts = [part for _, part in named_parts(self.template)]
         kinds = {name: places[0][1] for name, places in self.paths.items()}
         self.parameter_places = {name: self.registers[name][0] for name in kinds if kinds[name] == "_parameters"}
