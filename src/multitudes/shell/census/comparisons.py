@@ -1,7 +1,8 @@
 """Comparisons of an ensemble with plain networks, made without the engine that built it.
 
 values     ``ens(x)[m]`` is the output of ``ens.member(m)``, in eval mode
-gradients  the ensemble's gradients are those of its plain members, in eval mode, and in training mode where members are apart
+gradients  the ensemble's gradients are those of its plain members, in eval mode, and in training mode where members are apart;
+           of tensors that no member holds as they are, such as factors, by the chain rule
 start      members differ; what is shared is the given model's; what members own starts at the given model's scale
 size       Packed has about as many parameters as the given model
 training   a step of SGD has a finite loss and changes what every member owns
@@ -15,9 +16,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,8 +32,8 @@ from multitudes.ensemble import Ensemble
 
 SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
 """Largest relative difference in single precision; in double precision; and in single precision where double does not run."""
-COARSE_STEP = 1e-3
-"""A step so long that single precision in parts of a network does not hide the slope."""
+STEPS = {torch.float32: 1e-2, torch.float64: 1e-5}
+"""How far formed tensors are moved to see how plain members follow; products of tensors follow exactly over any step."""
 ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FACTOR = 2.0
@@ -80,8 +82,8 @@ class Subject:
         """How plain members hold each parameter (`holders`)."""
         return holders(self.ensemble)
 
-    gradients: dict[str, Tensor] | None = None
-    """The ensemble's gradients of formed parameters, if they were compared in a mode that has the values of the other one."""
+    compared: bool = False
+    """Whether gradients were compared in training mode, and eval mode has the very same values."""
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
@@ -173,39 +175,27 @@ def values(subject: Subject) -> str | None:
 def gradients(subject: Subject, training: bool = False) -> str | None:
     """Compares the ensemble's gradients with those of its plain members, tensor by tensor, buffers included."""
     subject = subject.moved
-    if training and not _comparable_in_training(subject):
-        return None
-    names, own = formed(subject.holders), subject.gradients or {}
-    differs = None
-    if subject.gradients is None:  # else the same values were compared in training mode
-        try:
-            differs = broken(subject, functools.partial(_gradient_gaps, training=training, skipped=names, own=own))
-        except SharedWrite:
-            if not (training and subject.ensemble.method.draws):
-                raise
-            subject.notes.append(ONE_DRAW)
-            return None
-        except Exception:
-            if training or _has_backward(subject):
-                raise
-            subject.notes.append(NO_BACKWARD)
-            return None
-    if differs and training and _random_in_training(subject):
-        subject.notes.append(RANDOM)
-        return None
-    if training and not differs and _same_in_both_modes(subject):
-        subject.gradients = own
-    if differs or training:
-        return differs and f"{differs}{' in training mode' if training else ''}"
-    if not names:
+    if subject.compared or (training and not _comparable_in_training(subject)):
         return None
     try:
-        double, inputs = in_double(subject)
-        run(double.member(0).eval(), inputs)
-    except Exception as error:  # a network may insist on its precision in any way
-        subject.notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
+        differs = broken(subject, functools.partial(_gradient_gaps, training=training, formed=formed(subject.holders)))
+    except SharedWrite:
+        if not (training and subject.ensemble.method.draws):
+            raise
+        subject.notes.append(ONE_DRAW)
         return None
-    return _slope(double.eval(), inputs, names, subject.notes, _padding(subject.model), own)
+    except Exception:
+        if training or _has_backward(subject):
+            raise
+        subject.notes.append(NO_BACKWARD)
+        return None
+    if not training:
+        return differs
+    if differs and _random_in_training(subject):
+        subject.notes.append(RANDOM)
+        return None
+    subject.compared = not differs and _same_in_both_modes(subject)
+    return differs and f"{differs} in training mode"
 
 
 def _without_constants(ensemble: Ensemble) -> Ensemble:
@@ -291,46 +281,150 @@ def _weighted(outputs: Sequence[Tensor], members: bool) -> Tensor:
     return total
 
 
-def _gradients(network: nn.Module, inputs: Inputs, members: bool) -> dict[str, Tensor]:
-    """Returns the gradients of a network's parameters, by name; zeros for those that the output does not depend on."""
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+def _gradients(network: nn.Module, inputs: Inputs, members: bool, also: Collection[str] = ()) -> dict[str, Tensor]:
+    """Returns the gradients of a network's parameters, by name; zeros for those that the output does not depend on.
+
+    also  names tensors that do not train, and whose gradients are wanted too
+    """
+    named = {name: tensor.requires_grad_() for name, tensor in _tensors(network).items() if name in also}
+    named |= {name: p for name, p in network.named_parameters() if p.requires_grad}
     outputs = run(network, inputs, grad=True)
     found = torch.autograd.grad(_weighted(outputs, members), list(named.values()), allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
 
 
-def _gradient_gaps(
-    ensemble: Ensemble, inputs: Inputs, training: bool, skipped: Collection[str], own: dict[str, Tensor]
-) -> Gaps:
-    """Measures the gaps of gradients and of buffers after a step.
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters and buffers of a network, by name."""
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
-    skipped  names tensors that no member holds as they are
-    own      receives their gradients
-    """
-    expected, moved = [], []
+
+def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool, formed: Collection[str]) -> Gaps:
+    """Measures the gaps of gradients and of buffers after a step. `formed` names tensors that no member holds as they are."""
+    expected, after = [], []
+    directions = _directions(ensemble, formed)
+    changes = _changes(ensemble, directions)
     for m in range(ensemble.members):
         member = ensemble.member(m).train(training)
-        expected.append(_gradients(member, inputs, False))
-        moved.append(dict(member.named_buffers()))
+        expected.append(_gradients(member, inputs, False, also=changes[m]))
+        after.append(dict(member.named_buffers()))
     mine = _gradients(ensemble.train(training), inputs, True)
-    own.update({name: mine[name] for name in skipped})
     largest = max((float(g.abs().max()) for g in mine.values() if g.numel()), default=0.0)
     floor = max(largest, 1e-6) * (1e-6 if any(g.dtype == torch.float64 for g in mine.values()) else 1e-3)
     gaps: Gaps = {}
     for name, found in mine.items():
-        if name in skipped or any(name not in each for each in expected):
+        if name in formed or any(name not in each for each in expected):
             continue
         each = [grads[name] for grads in expected]
         if found.shape[1:] == each[0].shape and found.ndim == each[0].ndim + 1:
             gaps |= {f"the gradient of {name} of member {m}": gap(found[m], plain, floor) for m, plain in enumerate(each)}
         else:
             gaps[f"the gradient of {name}"] = gap(found, sum(each[1:], each[0]), floor)
+    for layer, along in _gaps_along(_layers(ensemble), directions, mine, changes, expected, floor).items():
+        gaps[f"the gradient of what forms {layer or 'the members'}, along a direction,"] = along
     buffers = dict(ensemble.named_buffers()) if training else {}
-    for m, plain_buffers in enumerate(moved):
+    for m, plain_buffers in enumerate(after):
         for name, plain in plain_buffers.items():
             if name in buffers and buffers[name].shape[1:] == plain.shape and buffers[name].ndim == plain.ndim + 1:
                 gaps[f"{name} of member {m} after a step"] = gap(buffers[name][m], plain)
     return gaps
+
+
+def _directions(ensemble: Ensemble, formed: Collection[str]) -> dict[str, Tensor]:
+    """Returns a random direction for each of these tensors, at its scale."""
+    generator = torch.Generator().manual_seed(0)
+    named = dict(ensemble.named_parameters())
+    return {
+        name: torch.randn(named[name].shape, generator=generator).to(named[name])
+        * max(float(named[name].detach().abs().mean()), 1e-3)
+        for name in formed
+    }
+
+
+def _changes(ensemble: Ensemble, directions: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Returns for each plain member how its tensors change along directions, by name; without those that stay."""
+    if not directions:
+        return [{} for _ in range(ensemble.members)]
+    named = dict(ensemble.named_parameters())
+    step = STEPS.get(next(iter(directions.values())).dtype, COARSE)
+
+    def moved(by: float) -> None:
+        with torch.no_grad():
+            for name, direction in directions.items():
+                named[name].add_(direction, alpha=by)
+
+    before = {name: named[name].detach().clone() for name in directions}
+    moved(step)
+    ends = [{n: t.detach().clone() for n, t in _floating(ensemble.member(m))} for m in range(ensemble.members)]
+    moved(-2 * step)
+    changes = []
+    for m, end in enumerate(ends):
+        start = dict(_floating(ensemble.member(m)))
+        changes.append({n: (t - start[n].detach()).div_(2 * step) for n, t in end.items() if not torch.equal(t, start[n])})
+    with torch.no_grad():
+        for name, values in before.items():
+            named[name].copy_(values)
+    return changes
+
+
+def _floating(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of a network that can have gradients."""
+    return ((name, tensor) for name, tensor in _tensors(network).items() if tensor.is_floating_point())
+
+
+def _layers(ensemble: Ensemble) -> dict[str, str]:
+    """Maps the layers that have parameters to themselves; of layers that share one, to the first."""
+    first: dict[Tensor, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in ensemble.named_parameters(remove_duplicate=False):
+        layer = name.rpartition(".")[0]
+        owner = first.setdefault(parameter, layer)
+        found[layer] = owner if owner != layer else found.get(layer, layer)
+    return found
+
+
+def _gaps_along(
+    layers: Mapping[str, str],
+    directions: Mapping[str, Tensor],
+    mine: Mapping[str, Tensor],
+    changes: Sequence[Mapping[str, Tensor]],
+    expected: Sequence[Mapping[str, Tensor]],
+    floor: float,
+) -> Gaps:
+    """Measures by layer the gap between the ensemble's gradient along directions and the plain members', by the chain rule.
+
+    It is relative to the size of the sum's parts, and of what rounding by `floor` makes of them. If a layer's tensors form
+    those of another layer, all layers are summed under the name "".
+    """
+
+    def layer_of(name: str) -> str:
+        layer = name.rpartition(".")[0]
+        return layers.get(layer, layer)
+
+    ours, plain, rounding = (
+        defaultdict[str, list[float]](list),
+        defaultdict[str, list[float]](list),
+        defaultdict[str, float](float),
+    )
+    for name, direction in directions.items():
+        ours[layer_of(name)].append(_dot(mine[name], direction))
+        rounding[layer_of(name)] += _dot(direction, direction)
+    for grads, each in zip(expected, changes, strict=True):
+        for name, change in each.items():
+            plain[layer_of(name)].append(_dot(grads[name], change))
+    if plain.keys() != ours.keys():
+        ours, plain = ({"": list(chain(*parts.values()))} for parts in (ours, plain))  # type: ignore[assignment]
+        rounding[""] = sum(rounding.values())
+    gaps = {}
+    for layer, parts in ours.items():
+        size = math.sqrt(sum(part * part for part in (*parts, *plain[layer])))
+        difference = sum(parts) - sum(plain[layer])
+        gaps[layer] = abs(difference) / max(size, floor * math.sqrt(rounding[layer]), 1e-12)
+    return gaps
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    """Returns the inner product, summed in double precision."""
+    return float((one.detach() * other).sum(dtype=torch.float64))
 
 
 HELD, OWNED, FORMED = "held", "owned", "formed"
@@ -360,116 +454,6 @@ def holders(ensemble: Ensemble) -> dict[str, str]:
 def formed(holders: Mapping[str, str]) -> list[str]:
     """Names the parameters that plain members do not hold as they are."""
     return [name for name, way in holders.items() if way == FORMED]
-
-
-def _differentiable(module: nn.Module, inputs: Inputs) -> bool:
-    """Whether the gradient of a plain network along a random direction is the slope of its outputs."""
-    generator = torch.Generator().manual_seed(1)
-    parameters = [p for p in module.parameters() if p.is_floating_point()]
-    directions = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p) * p.detach().abs().mean() for p in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    total = _weighted(run(module, inputs, True), False)
-    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    expected = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
-    slopes = []
-    for step in (1e-3, 1e-5):
-        ends = []
-        for sign in (step, -2 * step, step):
-            with torch.no_grad():
-                for parameter, direction in zip(parameters, directions, strict=True):
-                    parameter.add_(direction, alpha=sign)
-                ends.append(float(_weighted(run(module, inputs), False)))
-        slopes.append((ends[0] - ends[1]) / (2 * step))
-    return min(abs(slope - expected) for slope in slopes) <= 1e-3 * max(abs(expected), max(abs(s) for s in slopes), 1e-9)
-
-
-def _padding(model: nn.Module) -> dict[str, int]:
-    """Maps the tables of embeddings to their padding rows, which have an effect and by torch's definition no gradient."""
-    tables = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
-    return {f"{name}.weight": part.padding_idx for name, part in tables if part.padding_idx is not None}
-
-
-def _slope(
-    ensemble: Ensemble,
-    inputs: Inputs,
-    names: Sequence[str],
-    notes: list[str],
-    padding: Mapping[str, int] | None = None,
-    known: Mapping[str, Tensor] | None = None,
-) -> str | None:
-    """Compares the gradient along a random direction in these tensors with the slope of the plain members' outputs.
-
-    `ensemble` is in double precision; `known` are its gradients in single precision, and those in double are computed if the
-    slope differs from them. The direction leaves out the rows `padding` of tables. Slopes over steps of all sizes differ where
-    rounding hides them; then nothing is compared, and `notes` says so.
-    """
-    named = dict(ensemble.named_parameters())
-    generator = torch.Generator().manual_seed(0)
-    directions = {
-        name: torch.randn(named[name].shape, generator=generator, dtype=torch.float64).to(named[name])
-        * max(float(named[name].detach().abs().mean()), 1e-3)
-        for name in names
-    }
-    for name in directions.keys() & (padding or {}).keys():
-        directions[name].select(-2, (padding or {})[name]).zero_()
-    expected, near = _along(directions, known or _gradients(ensemble, inputs, True))
-    found: dict[float, float] = {}
-
-    def total(step: float) -> float:
-        """Returns the plain members' outputs as one number, with the tensors moved by `step`."""
-        _move(named, directions, step)
-        plain = [run(ensemble.member(m).eval(), inputs) for m in range(ensemble.members)]
-        _move(named, directions, -step)
-        return float(sum(_weighted(outputs, False) for outputs in plain))
-
-    for step in (1e-5, COARSE_STEP, 1e-2, 1e-7):  # small ones for networks with kinks, large ones for parts in single precision
-        found[step] = (total(step) - total(-step)) / (2 * step)
-        if abs(found[step] - expected) <= near:
-            return None
-        if known:
-            try:
-                expected, near = _along(directions, _gradients(ensemble, inputs, True))
-            except Exception as error:  # the network runs in double precision, and its members together do not
-                notes.append(f"gradients of {len(names)} tensors: no double precision ({type(error).__name__})")
-                return None
-            known = None
-            if abs(found[step] - expected) <= near:
-                return None
-    if abs(found[COARSE_STEP] - expected) <= near + _roughness(total, expected) / COARSE_STEP:
-        return None
-    slopes = [found[step] for step in sorted(found, reverse=True)]
-    noise = min(abs(one - other) for one, other in itertools.pairwise(slopes))  # parts may be in single precision
-    if min(abs(slope - expected) for slope in slopes) <= near + noise:
-        return None
-    if not any(math.isclose(a, b, rel_tol=1e-2) for a, b in itertools.pairwise(slopes)):
-        notes.append(f"gradients of {len(names)} tensors: the network rounds so much that they have no slope")
-        return None
-    if not _differentiable(ensemble.member(0).eval(), inputs):
-        return None  # the network's own gradient is not its slope
-    where = names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
-    return f"the gradient of {where} is {expected:.4g} along a direction in which the plain members change by {slopes[1]:.4g}"
-
-
-def _move(named: Mapping[str, nn.Parameter], directions: Mapping[str, Tensor], step: float) -> None:
-    """Moves tensors along directions, in place."""
-    with torch.no_grad():
-        for name, direction in directions.items():
-            named[name].add_(direction, alpha=step)
-
-
-def _roughness(total: Callable[[float], float], slope: float) -> float:
-    """Returns by how much a function departs from its tangent over tiny steps: by nothing, unless parts of it round singles."""
-    steps = [sign * step for step in (1e-6, 2e-6, 4e-6, 8e-6) for sign in (1, -1)]
-    start = total(0.0)
-    return max(abs(total(step) - start - slope * step) for step in steps)
-
-
-def _along(directions: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Returns the gradient along directions in some tensors, and by how much a slope may differ from it."""
-    parts = torch.stack([(gradients[name] * direction).sum().double() for name, direction in directions.items()])
-    expected, scale = float(parts.sum()), float(parts.norm())
-    return expected, 1e-3 * max(scale, abs(expected)) + 1e-9
 
 
 def start(subject: Subject) -> str | None:
