@@ -49,7 +49,7 @@ ONE_DRAW = "gradients in training mode: forward sets a buffer, which has one val
 NO_BACKWARD = "gradients: the network has a backward in training mode alone"
 """The note on a network whose layers compute gradients in training mode alone."""
 AROUND = ("EMP", "ECMP")
-"""Methods whose members start around the given model's norms and constants, not at them."""
+"""Methods that draw whole tensors; members start around the given model's norms and constants, not at them."""
 
 
 @dataclasses.dataclass
@@ -238,12 +238,17 @@ def _has_backward(subject: Subject) -> bool:
     return True
 
 
+def drops(subject: Subject) -> bool:
+    """Whether the method draws what is dropped, not whole tensors."""
+    return subject.ensemble.method.draws and subject.method not in AROUND
+
+
 def _same_in_both_modes(subject: Subject) -> bool:
     """Whether ensemble and members have in training mode, with dropout off, the very values of eval mode.
 
-    Methods that draw are not asked: turning dropout off may have turned off what they draw.
+    Methods that drop are not asked: turning dropout off has turned off what they draw.
     """
-    if subject.ensemble.method.draws or any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
+    if drops(subject) or any(isinstance(part, _BatchNorm) for part in subject.model.modules()):
         return False
     for network in (subject.ensemble, subject.ensemble.member(0)):
         seen = [run(network.train(mode), subject.inputs) for mode in (True, False)]

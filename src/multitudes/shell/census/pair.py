@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 import time
@@ -148,11 +149,10 @@ class Attempt:
         self._law("start", lambda: comparisons.start(subject))
         self._law("size", lambda: comparisons.size(subject, _outputs(subject)))
         self._law("files", lambda: self._files(subject))
-        if subject.ensemble.method.draws:  # in training mode dropout is turned off, and with it what some methods draw
-            self._law("gradients", lambda: comparisons.gradients(subject))
-        self._law("gradients in training", lambda: comparisons.gradients(subject, training=True))
-        if not subject.ensemble.method.draws:
-            self._law("gradients", lambda: comparisons.gradients(subject))
+        eval_first = comparisons.drops(subject)  # in training mode dropout is turned off, and with it what they draw
+        for training in (False, True) if eval_first else (True, False):
+            name = "gradients in training" if training else "gradients"
+            self._law(name, functools.partial(comparisons.gradients, subject, training=training))
         self._law("training", lambda: comparisons.training(subject, len(inputs.tensors()[0])))
 
     def _converted(self, model: nn.Module, inputs: Inputs) -> Any:
