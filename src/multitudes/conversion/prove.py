@@ -20,7 +20,7 @@ from multitudes.engine.modules import detached_copy, named_tensors
 from multitudes.engine.program import shape_inputs, shapes_only
 from multitudes.engine.proof.executors import BY_ROWS, first_members, pick, prove_executors
 from multitudes.engine.state import Engine
-from multitudes.errors import ConversionError, RunError
+from multitudes.errors import ConversionError, RunError, listed
 from multitudes.terminal import step
 
 
@@ -110,7 +110,7 @@ def _notes(draft: Draft, engine: Engine, few: Engine) -> list[str]:
     """Lists the plan's warnings about BatchNorm layers that members share, and about members that start equal."""
     notes = []
     if engine.traits.coupled:
-        names = ", ".join(sorted(engine.traits.coupled))
+        names = listed(engine.traits.coupled)
         notes.append(f"in training, BatchNorm {names} is shared: one set of statistics over the rows of all members")
     if engine.traits.slots_in_turn:
         notes.append("in training, slots run one after another, since vmap cannot run this network: each member takes a pass")

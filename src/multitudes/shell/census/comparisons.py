@@ -34,6 +34,8 @@ SINGLE, DOUBLE, COARSE = 1e-4, 1e-6, 1e-2
 """Largest relative difference in single precision; in double precision; and in single precision where double does not run."""
 STEPS = {torch.float32: 1e-2, torch.float64: 1e-5}
 """How far formed tensors are moved to see how plain members follow; products of tensors follow exactly over any step."""
+PERIOD = 1_000_003
+"""How many random numbers a direction has; a prime, so that no two rows of a tensor have the same ones."""
 ENOUGH = 64
 """Entries of a tensor above which its standard deviation means something."""
 FACTOR = 2.0
@@ -335,14 +337,15 @@ def _gradient_gaps(ensemble: Ensemble, inputs: Inputs, training: bool, formed: C
 
 
 def _directions(ensemble: Ensemble, formed: Collection[str]) -> dict[str, Tensor]:
-    """Returns a random direction for each of these tensors, at its scale."""
-    generator = torch.Generator().manual_seed(0)
+    """Returns a random direction for each of these tensors, at its scale; numbers repeat in large ones, for speed."""
+    numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))
     named = dict(ensemble.named_parameters())
-    return {
-        name: torch.randn(named[name].shape, generator=generator).to(named[name])
-        * max(float(named[name].detach().abs().mean()), 1e-3)
-        for name in formed
-    }
+    found = {}
+    for name in formed:
+        tensor = named[name].detach()
+        repeated = numbers.repeat(tensor.numel() // PERIOD + 1)[: tensor.numel()].view(tensor.shape)
+        found[name] = repeated.to(tensor) * max(float(tensor.abs().mean()), 1e-3)
+    return found
 
 
 def _changes(ensemble: Ensemble, directions: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
