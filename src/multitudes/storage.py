@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,11 +26,22 @@ FORMAT = 1
 
 def save_tensors(path: str | PathLike[str], kind: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors and JSON about them to a safetensors file. `kind` names the content, and `load_tensors` checks it."""
-    from safetensors.torch import save as to_bytes
-
-    plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    plain = _plain(tensors)
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    write(Path(path), to_bytes(plain, metadata={kind: text, "sha256": digest(plain, text)}))
+    write_tensors(Path(path), plain, {kind: text, "sha256": digest(plain, text)})
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns contiguous tensors on the CPU; copies of those that have part of a memory, or one that another tensor has."""
+    plain, taken = {}, set()
+    for name, tensor in tensors.items():
+        found = tensor.detach().cpu().contiguous()
+        memory = found.untyped_storage()
+        if memory.data_ptr() in taken or memory.nbytes() != found.nbytes:
+            found = found.clone()
+        taken.add(found.untyped_storage().data_ptr())
+        plain[name] = found
+    return plain
 
 
 def load_tensors(path: str | PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -59,17 +70,34 @@ def described(text: str | bytes, path: str | PathLike[str], kind: str, known: in
 
 def write(target: Path, data: bytes) -> None:
     """Writes a file whole or not at all. An old file stays until the new one is complete."""
+    with _whole(target) as (file, _):
+        file.write(data)
+
+
+def write_tensors(target: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file whole or not at all. Tensors are contiguous, on the CPU, and share no memory; none is copied."""
+    from safetensors.torch import save_file
+
+    with _whole(target) as (_, name):
+        save_file(tensors, name, metadata)
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """Gives a new file beside `target`, open and by name, which takes its place at the end of a with-block without errors."""
+    from safetensors import SafetensorError
+
     name = target.parent / f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}"
     try:
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # permissions of any new file
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file, name
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         is_there = target.parent.exists()
-        why = error.strerror or error if is_there else f"there is no folder {target.parent}"
+        why = (getattr(error, "strerror", None) or error) if is_there else f"there is no folder {target.parent}"
         check = (
             "Check the folder, its permissions and the free disk space" if is_there else f"Make it: mkdir -p {target.parent}"
         )

@@ -39,7 +39,7 @@ from multitudes.method import Given, Method
 from multitudes.prediction.predict import checked_ensemble
 from multitudes.prediction.temperature import Calibrator
 from multitudes.settings import takes_names
-from multitudes.storage import FORMAT, _safetensors, digest, write
+from multitudes.storage import FORMAT, _safetensors, digest, write_tensors
 
 IN_CHECKPOINT = "multitudes"
 """Key of a checkpoint of torch under which an ensemble is described."""
@@ -52,10 +52,8 @@ def save(ensemble: Ensemble, path: str | PathLike[str]) -> None:
     ensemble   the ensemble, also one that is compiled or wrapped for several processes
     path       the file
     """
-    from safetensors.torch import save as to_bytes
-
     tensors, text = contents(checked_ensemble(ensemble, "save"))
-    write(Path(path), to_bytes(tensors, metadata={"multitudes": text, "sha256": digest(tensors, text)}))
+    write_tensors(Path(path), tensors, {"multitudes": text, "sha256": digest(tensors, text)})
 
 
 def contents(ensemble: Ensemble) -> tuple[dict[str, Tensor], str]:
