@@ -75,7 +75,7 @@ def write(target: Path, data: bytes) -> None:
 
 
 def write_tensors(target: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file whole or not at all. Tensors are contiguous, on the CPU, and share no memory; none is copied."""
+    """Writes a safetensors file whole or not at all. Tensors are contiguous, on the CPU, and share no memory; none copied."""
     from safetensors.torch import save_file
 
     with _whole(target) as (_, name):
