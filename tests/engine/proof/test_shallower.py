@@ -41,6 +41,18 @@ class Dropping(Block):
         return x + (y.sigmoid() if self.other and self.drop_prob > 0.3 else y)
 
 
+class AddsNothing(Block):
+    """A block that starts as the identity, and is left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return x + (y * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5) if self.training else y)
+
+
 class Token(nn.Module):
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -183,6 +195,16 @@ def test_facts_are_those_of_the_whole_network(label: str, monkeypatch: pytest.Mo
     whole = mt.ensemble(Net(blocks()), METHODS[label](), x(), seed=0)
     assert facts(part) == facts(whole)
     assert mt.check(part, x()).laws
+
+
+def test_noise_on_branches_that_start_at_zero_shows_in_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole network runs forward only, so it does not show what gradients of the shallower copy did (Swin V2)."""
+    monkeypatch.setattr(smaller, "LARGE", 0)
+    ens = mt.ensemble(
+        Net([AddsNothing() for _ in range(6)]), mt.Deep(members=M), torch.randn(8, 3, 10, 10), seed=0, start="copies"
+    )
+    assert "blocks that are like others" in ens.plan.proof
+    assert ens.engine.traits.random
 
 
 class Looking(nn.Module):

@@ -55,11 +55,14 @@ def _compare(whole: Trial, mode: str) -> None:
 
 
 def _agreed(whole: Traits, part: Engine) -> Traits:
-    """Returns the traits of the whole network, if those of its copy agree with them. Otherwise raises RunError."""
+    """Returns the traits of the whole network, if those of its copy agree with them. Otherwise raises RunError.
+
+    Noise on branches that start at zero shows in gradients alone, which the copy has.
+    """
     inside = {name for name, _ in part.template.named_modules()} | part.registers.keys()
     names = {key: getattr(whole, key) for key in NAMES}
     known = ("vmap_per_member", "fold_per_member", "backward_in_eval")  # forward passes of the whole network do not show them
-    traits = replace(whole, **{key: getattr(part.traits, key) for key in known})
+    traits = replace(whole, random=whole.random or part.traits.random, **{key: getattr(part.traits, key) for key in known})
     if replace(traits, **{key: value & inside for key, value in names.items()}) != part.traits:
         raise RunError("the whole network has other traits than its shallower copy")
     return traits
