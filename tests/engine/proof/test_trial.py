@@ -208,6 +208,26 @@ class TestSharedNorms:
         assert wrong not in ens.plan.proven["train"]
         assert right in ens.plan.proven["train"]
 
+    @pytest.mark.parametrize("wrong", [None, "vmap", "fold"])
+    @pytest.mark.parametrize("gradients_only", [False, True])
+    def test_a_wrong_one_is_found_in_calls_per_member(
+        self, wrong: str | None, gradients_only: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They agree with each other, or the loop decides on the network without these norms."""
+
+        def spoilt(engine: Any, *args: Any, per_member: bool = False, **options: Any) -> Any:
+            factor = 1.05 if engine.template.training and per_member else 1.0
+            outputs = run(engine, *args, per_member=per_member, **options)
+            return tree.apply(lambda t: factor * t + (1 - factor) * t.detach() if gradients_only else factor * t, outputs)
+
+        if wrong:
+            run = trial.RUNS[wrong]
+            monkeypatch.setitem(trial.RUNS, wrong, spoilt)
+        layers = nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)
+        ens = mt.ensemble(nn.Sequential(*layers), mt.Masksembles(members=2), torch.randn(8, 4))
+        assert ens.engine.traits.coupled
+        assert (ens.engine.traits.vmap_per_member, ens.engine.traits.fold_per_member) == (wrong != "vmap", wrong != "fold")
+
     def test_gradients_of_fold_in_eval_mode_are_proved_if_it_cannot_train(self, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def spoilt(engine: Any, *args: Any, **options: Any) -> Any:

@@ -38,7 +38,7 @@ from multitudes.engine.proof.outcome import (
 from multitudes.engine.proof.shallower import shallower
 from multitudes.engine.proof.slots import different_inputs, prove_slots
 from multitudes.engine.proof.tables import with_few_rows
-from multitudes.engine.proof.trial import RUNS, Trial, plain_member
+from multitudes.engine.proof.trial import RUNS, SINGLE, Trial, plain_member
 from multitudes.engine.proof.whole import run_whole
 from multitudes.engine.state import MODES, Engine
 from multitudes.engine.vmap import SLOW, run_vmap
@@ -245,8 +245,30 @@ def _prove_per_member(trial: Trial, engine: Engine) -> None:
     if vmap and (few.shared_norms or trial.trains_apart or not trial.large):  # otherwise training runs the same program
         vmap = "vmap" in _right_per_member(trial, slots, "eval", ["vmap"])
     names = [name for name, may in (("vmap", vmap), ("fold", fold)) if may]
-    right = _right_per_member(trial, slots, "train", names) if names else set()
+    if len(names) == 2 and trial.large and few.traits.coupled and _agree_per_member(trial, slots):
+        right = set(names)
+    else:
+        right = _right_per_member(trial, slots, "train", names) if names else set()
     engine.traits = replace(engine.traits, vmap_per_member="vmap" in right, fold_per_member="fold" in right)
+
+
+def _agree_per_member(trial: Trial, slots: Inputs) -> bool:
+    """Whether vmap and fold agree in training with shared norms when each member has its own inputs (`_agree_in_training`)."""
+    try:
+        vmap, fold = (_run_per_member(trial, name, slots, "train") for name in ("vmap", "fold"))
+        return difference(vmap, fold, 10 * SINGLE) is None
+    except Exception:
+        return False
+
+
+def _run_per_member(
+    trial: Trial, name: str, slots: Inputs, mode: str, backward: bool = True, without: frozenset[str] = frozenset()
+) -> Outcome:
+    """Runs an executor with other inputs for each member. A warning of vmap, which may run member by member, is an error."""
+    twin = trial.copy()
+    with warnings.catch_warnings(), without_modules(twin.template, without):
+        warnings.simplefilter("error" if name == "vmap" else "ignore")
+        return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode, backward)
 
 
 def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[str]) -> set[str]:
@@ -257,23 +279,13 @@ def _right_per_member(trial: Trial, slots: Inputs, mode: str, names: Collection[
     """
     backward = mode == "train" or not trial.large or not trial.trains_apart
     norms = trial.engine.shared_norms if mode == "train" else frozenset()
-
-    def run(name: str) -> Outcome:
-        twin = trial.copy()
-        with without_modules(twin.template, norms):
-            return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode, backward)
-
-    def agrees(name: str, loop: Outcome) -> bool:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error" if name == "vmap" else "ignore")
-            return difference(run(name), loop) is None
-
+    run = functools.partial(_run_per_member, trial, slots=slots, mode=mode, backward=backward, without=norms)
     right: set[str] = set()
     with contextlib.suppress(Exception):
         loop = run("loop")
         for name in names:
             with contextlib.suppress(Exception):
-                right |= {name} if agrees(name, loop) else set()
+                right |= {name} if difference(run(name), loop) is None else set()
     return right
 
 
