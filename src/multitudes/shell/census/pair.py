@@ -32,8 +32,8 @@ from multitudes.shell.census.comparisons import Subject
 from multitudes.shell.census.networks import Network, NotBuilt, example, made
 
 MEMBERS = 2
-PACKED = {"members": 4, "alpha": 2}
-"""Packed at about the size of one network."""
+SETTINGS: dict[str, dict[str, Any]] = {"Packed": {"members": 4, "alpha": 2}, "SWAG": {"members": MEMBERS, "columns": 2}}
+"""Packed at about the size of one network; SWAG with few deviations, each of which is as large as the network."""
 
 NODES = "nodes of one graph depend on each other, so no other example can stand in another slot"
 GRAPHS = ("gcn", "gat", "graphsage", "gin")
@@ -67,8 +67,8 @@ def method_for(name: str, library: str = "") -> Method:
     kind = next(kind for kind in Method.all() if kind.__name__ == name)
     if name == "Masksembles" and library == "geometric":
         return kind(members=MEMBERS, feed="all")  # type: ignore[call-arg]
-    if name == "Packed":
-        return kind(**PACKED)  # type: ignore[arg-type]
+    if name in SETTINGS:
+        return kind(**SETTINGS[name])
     try:
         return kind(members=MEMBERS)
     except InputError:
