@@ -57,3 +57,39 @@ def test_each_member_has_its_own_cache(ran_before: bool) -> None:
         with torch.no_grad():
             ens.template.table += 1.0  # what a step of an optimizer does, in eval mode
     assert bool(net.kept) is ran_before
+
+
+class Merging(nn.Module):
+    """The product of two factors, computed in the first call and kept for good, as code for inference does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.factor, self.head = nn.Linear(4, 6), nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 2)
+        self.merged: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.merged:
+            self.merged.append(self.factor @ self.factor.T)
+        return self.head(torch.tanh(self.first(x) @ self.merged[0].detach()))
+
+
+class MergingOnce(Merging):
+    """The same in an attribute that is None before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.product is None:
+            self.product = (self.factor @ self.factor.T).detach()
+        return self.head(torch.tanh(self.first(x) @ self.product))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Merging, "merged"), (MergingOnce, "product")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_the_first_member_would_compute_for_all_is_refused(kind: type[nn.Module], name: str, dtype: torch.dtype) -> None:
+    """A trial in double precision had filled the cache of all copies that members were compared on, so they agreed."""
+    net = kind().to(dtype).eval()
+    with pytest.raises(mt.errors.ConversionError, match=rf"self\.{name} in the first call, and later ones use it"):
+        mt.ensemble(net, mt.Deep(members=3), torch.randn(2, 4, dtype=dtype), seed=0)
