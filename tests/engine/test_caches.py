@@ -88,8 +88,47 @@ class MergingOnce(Merging):
 
 @pytest.mark.parametrize(("kind", "name"), [(Merging, "merged"), (MergingOnce, "product")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_what_the_first_member_would_compute_for_all_is_refused(kind: type[nn.Module], name: str, dtype: torch.dtype) -> None:
-    """A trial in double precision had filled the cache of all copies that members were compared on, so they agreed."""
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_what_the_first_member_would_compute_for_all_is_refused(
+    kind: type[nn.Module], name: str, dtype: torch.dtype, ran_before: bool
+) -> None:
+    """A trial in double precision had filled the cache of all copies that members were compared on, so they agreed.
+
+    If the given model was called before, all members had what it computed from its weights.
+    """
     net = kind().to(dtype).eval()
+    if ran_before:
+        net(torch.randn(2, 4, dtype=dtype))
     with pytest.raises(mt.errors.ConversionError, match=rf"self\.{name} in the first call, and later ones use it"):
         mt.ensemble(net, mt.Deep(members=3), torch.randn(2, 4, dtype=dtype), seed=0)
+
+
+class CachingForGood(Caching):
+    """The same cache, which a change of the mode does not empty."""
+
+    def train(self, mode: bool = True) -> Caching:
+        nn.Module.train(self, mode)
+        return self
+
+
+def test_members_do_not_start_with_what_the_given_model_computed() -> None:
+    net, x = CachingForGood().double().eval(), torch.randn(2, 4, 4, dtype=torch.float64)
+    net(x)
+    ens: Any = mt.ensemble(net, mt.Deep(members=3), x, seed=0).eval()
+    for m in range(3):
+        torch.testing.assert_close(ens(x)[m], by_hand({name: p.detach()[m] for name, p in ens.named_parameters()}, x))
+    assert net.kept
+
+
+def test_constants_in_attributes_stay() -> None:
+    """A table that the constructor made, and one that the first call made without weights."""
+    net = Caching().double().eval()
+    net.first.table, net.first.more = torch.ones(3), None
+
+    def note(module: Any, args: Any) -> None:
+        module.more = torch.ones(2) if module.more is None else module.more
+
+    net.first.register_forward_pre_hook(note)
+    net(torch.randn(2, 4, 4, dtype=torch.float64))
+    ens: Any = mt.ensemble(net, mt.Deep(members=2), torch.randn(2, 4, 4, dtype=torch.float64), seed=0)
+    assert torch.equal(ens.template.first.table, torch.ones(3)) and torch.equal(ens.template.first.more, torch.ones(2))
