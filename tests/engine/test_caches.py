@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,3 +133,21 @@ def test_constants_in_attributes_stay() -> None:
     net(torch.randn(2, 4, 4, dtype=torch.float64))
     ens: Any = mt.ensemble(net, mt.Deep(members=2), torch.randn(2, 4, 4, dtype=torch.float64), seed=0)
     assert torch.equal(ens.template.first.table, torch.ones(3)) and torch.equal(ens.template.first.more, torch.ones(2))
+
+
+def test_a_configuration_that_changes_is_proved_again() -> None:
+    """The proof of the first conversion was recalled, since the model held the same configuration object."""
+
+    class Configured(Merging):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(merge=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.config.merge else self.head(self.first(x))
+
+    net, x = Configured().eval(), torch.randn(2, 4)
+    mt.ensemble(net, mt.Deep(members=3), x, seed=0)
+    net.config.merge = True
+    with pytest.raises(mt.errors.ConversionError, match="not independent"):
+        mt.ensemble(net, mt.Deep(members=3), x, seed=0)
