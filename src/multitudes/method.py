@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.formed_weights import unknown_layers
+from multitudes.conversion.anatomy.stale_values import stale_values
 from multitudes.conversion.anatomy.structure import Structure as Structure
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.resize.resize import Resizing
@@ -98,6 +99,11 @@ class Given:
         vars(self)["small"] = SmallExample(self.inputs, self.inputs, self.small.large)  # its rows belong together
         return run_example(self.model, self.inputs, self.seed)
 
+    @functools.cached_property
+    def stale(self) -> list[tuple[str, str]]:
+        """Modules and attributes in which the model keeps what it computed from its weights in an earlier call."""
+        return stale_values(self.model, self.small.inputs)
+
     def observed(self, network: nn.Module) -> Structure:
         """Runs another network on the small example, and returns its structure."""
         step("the members' structure")
@@ -112,7 +118,7 @@ class Given:
     def with_settings(self, at: Mapping[str, Any]) -> Given:
         """Returns a copy with other settings for single modules. The example is not run again."""
         other = replace(self, at=at)
-        vars(other).update({key: value for key, value in vars(self).items() if key in ("small", "structure")})
+        vars(other).update({key: value for key, value in vars(self).items() if key in ("small", "structure", "stale")})
         return other
 
 

@@ -156,3 +156,23 @@ def test_it_changes_nothing(training: bool, dtype: torch.dtype) -> None:
     assert_exact([p.grad for p in ens.parameters() if p.grad is not None], [g for g in grads.values() if g is not None])
     assert [part.training for part in ens.modules()] == modes
     assert torch.equal(torch.get_rng_state(), random)
+
+
+class Complex(nn.Module):
+    """Complex layers of single precision, which stay so in a copy in double precision, and a real head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8, dtype=torch.cfloat), nn.Linear(8, 8, dtype=torch.cfloat)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(torch.tanh(self.first(x.to(torch.cfloat)))).abs())
+
+
+def test_a_network_that_runs_in_double_precision_only_behind_masks() -> None:
+    """Masks widened the complex values, so that the ensemble ran in double precision and the given model did not."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 5)
+    ens = mt.ensemble(Complex(), mt.MCDropout(members=2), x, seed=0).eval()
+    torch.testing.assert_close(ens(x), torch.stack([ens.member(m)(x) for m in range(2)]))

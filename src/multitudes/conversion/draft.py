@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from multitudes.conversion.anatomy.initialise import build, reinitialised
 from multitudes.conversion.anatomy.refusals import refusals, untie
+from multitudes.conversion.anatomy.stale_values import empty
 from multitudes.conversion.anatomy.structure import Structure, own_tensors
 from multitudes.conversion.anatomy.trained import trained_layer
 from multitudes.conversion.anatomy.training_run import TrainingRun, may_write, run_in_training
@@ -148,6 +149,7 @@ class Draft:
             values[name] = as_same_kind(tensor, value)
         template = copy_with(self.network, values)
         without_caches(template)
+        empty(template, self.given.stale)
         engine = Engine(
             template,
             members,

@@ -7,6 +7,7 @@ same. A model that was trained, or whose modules or attributes were changed, is 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -65,20 +66,25 @@ def _version(model: nn.Module) -> Hashable:
     tensors = tuple(
         (name, id(t), t._version, t.device, t.requires_grad) for name, t in named_tensors(model) if not t.is_inference()
     )
+    seen: set[int] = set()
     parts = tuple(
-        (name, id(type(part)), id(type(part).forward), tuple((key, _mark(value)) for key, value in vars(part).items()))
+        (name, id(type(part)), id(type(part).forward), tuple((key, _mark(value, seen)) for key, value in vars(part).items()))
         for name, part in model.named_modules()
     )
     return hash((tensors, parts))
 
 
-def _mark(value: Any) -> Hashable:
+def _mark(value: Any, seen: set[int]) -> Hashable:
+    """Returns what tells a value from another, or from itself once it holds something else; `seen` were looked into."""
     if isinstance(value, Tensor):
         return id(value), value._version if not value.is_inference() else None
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return tuple(_mark(part) for part in value)
+        return tuple(_mark(part, seen) for part in value)
     if isinstance(value, dict):
-        return tuple((repr(key), _mark(part)) for key, part in value.items() if not isinstance(part, nn.Module))
-    return id(value)
+        return tuple((repr(key), _mark(part, seen)) for key, part in value.items() if not isinstance(part, nn.Module))
+    if isinstance(value, (nn.Module, type, ModuleType)) or id(value) in seen:
+        return id(value)
+    seen.add(id(value))
+    return id(value), _mark(getattr(value, "__dict__", {}), seen)  # such as a configuration

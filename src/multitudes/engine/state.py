@@ -40,7 +40,9 @@ SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
 
-REBUILT = ("lock", "paths", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches", "slices")
+REBUILT = (
+    "lock", "paths", "registers", "parts", "parameter_places", "buffer_places", "recurrent", "caches", "counters", "slices"
+)  # fmt: skip
 """Attributes of an engine that refer to its modules: they are made again when it is copied or unpickled."""
 
 
@@ -138,6 +140,7 @@ class Engine:
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
         self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
         self.caches = empty_dicts(self.template)
+        self.counters = [vars(part) for part in self.parts if "at" in vars(part) and isinstance(vars(part).get("draws"), tuple)]
         # kept by the loop, by name: a tensor, its alias, its slices
         self.slices: dict[str, tuple[Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self.has_attention = has_attention(self.template)
@@ -325,6 +328,8 @@ def _call_with(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tu
     """
     places, stored = engine.registers, []
     written, after = engine.traits.written_buffers, {}
+    for counter in engine.counters:  # the last member's calls may have been more or fewer than at conversion
+        counter["at"] = 0
     try:
         for name, tensor in tensors.items():
             for register, key in places[name]:

@@ -203,14 +203,14 @@ class ScaledProduct(Scaled):
     def _formed_product(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Runs the layer with the factors multiplied into its weights."""
         layer: Any = self
-        weight = layer.weight * over_channels(layer, self.alpha, self.gamma)
+        weight = over_channels(layer, layer.weight, self.alpha, self.gamma)
         y = run_with(layer, {"weight": weight}, self.product, self, input, *args, **kwargs)
         return y if self.bias is None else y + along_channels(layer, self.bias, y)
 
     def plain(self) -> None:
         """Turns this layer into a plain one, with the factors multiplied into its weights."""
         layer: Any = self
-        weight = weight_of(layer) * over_channels(layer, self.alpha, self.gamma)
+        weight = over_channels(layer, weight_of(layer), self.alpha, self.gamma)
         del layer.alpha, layer.gamma
         restore_layer(layer, weight, self.bias)
 

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from multitudes.conversion.anatomy.formed_weights import formed_weights, layers_by_name, mostly_shared, shared_matrices
-from multitudes.conversion.anatomy.known_layers import is_parametrized, norm_hook, restore_layer, weight_of, without_fast_path
+from multitudes.conversion.anatomy.known_layers import (
+    at_rest,
+    is_parametrized,
+    norm_hook,
+    restore_layer,
+    weight_of,
+    without_fast_path,
+)
 from multitudes.conversion.anatomy.structure import Structure
 from multitudes.engine import tree
 from multitudes.engine.converted import Formed
@@ -189,7 +196,8 @@ class ConnectedComputed(Connected):
         layer: Any = self
         if norm_hook(layer) is not None:
             self.weight = weight_of(layer)
-        weight, made_of = self.weight, type(layer)
+        with at_rest(layer):
+            weight, made_of = self.weight, type(layer)
         remove_draws(layer)
         layer.__class__ = made_of
         restore_layer(layer, weight, layer.bias)
@@ -201,7 +209,8 @@ def _mask(key: str) -> str:
 
 def connect(layer: Any, p: float, keys: Sequence[str], kind: type[Connected]) -> None:
     """Adds masks of ones to these weights of a layer, in place."""
-    shapes = {key: getattr(layer, key).shape if kind is ConnectedComputed else stored_weight(layer, key).shape for key in keys}
+    computes = kind is ConnectedComputed
+    shapes = {key: (weight_of(layer) if computes else stored_weight(layer, key)).shape for key in keys}
     device = next(layer.parameters()).device
     more = {"formed_keys": tuple(keys)} if kind is ConnectedWeights else {}
     computed = vars(layer).pop("weight", None)  # by a hook, which will set the property of that name

@@ -315,7 +315,7 @@ class MaskedBefore(Masked):
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
-        weight = weight_of(layer) * over_channels(layer, self.own_mask, self.own_mask.new_ones(channels(layer)[1]))
+        weight = over_channels(layer, weight_of(layer), self.own_mask, self.own_mask.new_ones(channels(layer)[1]))
         _unmasked(layer)
         restore_layer(layer, weight, layer.bias)
 
@@ -334,7 +334,7 @@ class MaskedAfter(Masked):
     def work_in(self) -> None:
         """Turns this layer into a plain one, with the mask multiplied into its weights."""
         layer: Any = self
-        weight = weight_of(layer) * over_channels(layer, self.own_mask.new_ones(channels(layer)[0]), self.own_mask)
+        weight = over_channels(layer, weight_of(layer), self.own_mask.new_ones(channels(layer)[0]), self.own_mask)
         bias = None if layer.bias is None else layer.bias * self.own_mask
         _unmasked(layer)
         restore_layer(layer, weight, bias)

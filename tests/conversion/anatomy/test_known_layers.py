@@ -113,3 +113,26 @@ def test_weights_that_hooks_compute(norm: str, method: mt.Method) -> None:
     ens.loss(x, torch.tensor([0, 1, 2, 0, 1]), nn.functional.cross_entropy).backward()
     dead = [n for n, p in ens.named_parameters() if p.grad is None or not p.grad.any()]
     assert not dead
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=2), mt.DropConnect(members=2), mt.Masksembles(members=2)], ids=str)
+def test_reading_a_spectral_norm_moves_nothing(method: mt.Method) -> None:
+    """Each read in training mode is a step of the power iteration: conversion moved its vectors, and so did `member`."""
+    torch.manual_seed(0)
+    wrap = nn.utils.parametrizations.spectral_norm
+    net = nn.Sequential(
+        wrap(nn.Conv2d(3, 16, 3)), nn.ReLU(), wrap(nn.Conv2d(16, 8, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
+    )
+    x = torch.randn(3, 3, 6, 6)
+    ens = mt.ensemble(net.train(), method, x, seed=0)
+    given, vectors = dict(net.named_buffers()), [n for n, _ in ens.named_buffers() if n.endswith(("_u", "_v"))]
+    assert len(vectors) == 4
+    for name in vectors:
+        torch.testing.assert_close(ens.get_buffer(name), given[name], rtol=0, atol=0)
+    member = ens.train().member(1).eval()
+    torch.testing.assert_close(member(x), ens.eval()(x)[1])
+    before = ens.get_buffer(vectors[0]).clone()
+    ens.train()(x)
+    once = net.train()(x) is not None and dict(net.named_buffers())[vectors[0]]
+    assert not torch.equal(before, once)
+    torch.testing.assert_close(ens.get_buffer(vectors[0]), once)

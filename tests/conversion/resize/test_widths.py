@@ -323,3 +323,21 @@ class Sums(nn.Module):
 def test_numbers_in_sums_are_no_widths() -> None:
     thin = mt.resize(Sums(), 0.5, (torch.zeros(2, 4, dtype=torch.long), torch.randn(2, 5)), seed=0)
     assert [tuple(p.shape) for p in (thin.embed.weight, thin.first.weight, thin.second.weight)] == [(10, 3), (16, 17), (8, 16)]
+
+
+class Hidden(nn.Module):
+    """All its widths are those of outputs."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> list[Any]:
+        hidden = self.first(x).relu()
+        return [self.head(hidden), hidden, len(x)]
+
+
+def test_a_network_without_widths_is_refused_with_a_cause() -> None:
+    """A choice of no width at all was taken for one, and the refusal gave an empty reason."""
+    with pytest.raises(mt.errors.ConversionError, match="by its constructor: no argument was found whose double"):
+        mt.ensemble(Hidden(), mt.Packed(members=4), torch.randn(3, 5))

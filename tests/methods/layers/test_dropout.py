@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -201,3 +202,44 @@ def test_values_show_where_rows_lie_once_in_each_network(monkeypatch: pytest.Mon
     assert len(seen) == 2
     with pytest.raises(mt.ConversionError, match="2 entries lie apart"):
         mt.ensemble(Windows(apart=True), mt.MCDropout(members=2, position="layers"), x)
+
+
+class Deciding(nn.Module):
+    """A step more where values are large; they are `halted` before the first dropout, or after it."""
+
+    def __init__(self, halted: str) -> None:
+        super().__init__()
+        self.halted, self.first, self.step, self.head = halted, nn.Linear(5, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        steps = 2 + int(hidden.abs().max() > 1) if self.halted == "before" else 2
+        for _ in range(steps):
+            hidden = self.step(hidden)
+        if self.halted == "after" and hidden.abs().max() > 1:
+            hidden = self.step(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("halted", ["before", "after"])
+def test_a_place_that_values_call_more_often_is_refused(halted: str) -> None:
+    """Masks are drawn for the calls of the example. A file made them for those of fresh weights, and predicted otherwise."""
+    torch.manual_seed(0)
+    net, x = Deciding(halted), torch.randn(3, 5) / 10
+    typed = re.escape("mt.MCDropout(position=['head'])")
+    with pytest.raises(mt.errors.ConversionError, match=f"step: it is called 2 times, but 3 times with .* {typed}"):
+        mt.ensemble(net, mt.MCDropout(members=3), x, seed=0)
+    ens = mt.ensemble(net, mt.MCDropout(members=3, position=["head"]), x, seed=0).eval()
+    assert_same(ens(100 * x), torch.stack([ens.member(m)(100 * x) for m in range(3)]))
+
+
+def test_every_member_starts_with_its_first_mask() -> None:
+    """The loop left the count of a member's calls to the next one: where they were more than masks, all masks were shifted."""
+    torch.manual_seed(0)
+    net, x = Deciding("after").double(), torch.randn(3, 5).double() / 1000
+    net.step.weight.data.mul_(1e-3)  # no input of the trial is large enough
+    ens = mt.ensemble(net, mt.MCDropout(members=3, p=0.5), x, seed=0).eval()
+    with torch.no_grad():
+        ens(x)
+        ens.get_parameter("step.weight").mul_(2e3)
+    assert_same(ens(100 * x), torch.stack([ens.member(m)(100 * x) for m in range(3)]))

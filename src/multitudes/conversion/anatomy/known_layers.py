@@ -8,6 +8,7 @@ or as a subclass that inherits its parent's forward. A subclass with another for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
-from multitudes.engine.modules import inside
+from multitudes.engine.modules import inside, kept_modes
 from multitudes.engine.rows import in_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -103,7 +104,8 @@ def _taught(layer: Any, x: Tensor) -> Tensor:
         from timm.layers import pad_same
 
         x = pad_same(x, layer.kernel_size, layer.stride, layer.dilation)
-    return F.conv2d(x, weight_of(layer), None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    weight = TAUGHT[taught_name(layer) or ""](layer)
+    return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def pads_as_tensorflow(layer: Any) -> bool:
@@ -124,11 +126,21 @@ def computes_weight(layer: nn.Module) -> bool:
 
 
 def weight_of(layer: Any) -> Tensor:
-    """Returns the weight that a known layer multiplies with, computed from its parameters."""
+    """Returns the weight that a known layer multiplies with in eval mode, computed from its parameters."""
     hook, name = norm_hook(layer), taught_name(layer)
     if hook is not None:  # what it wrote into the layer is as old as the last call
         return hook.compute_weight(layer, *([False] if isinstance(hook, SpectralNorm) else []))
-    return layer.weight if name is None else TAUGHT[name](layer)
+    with at_rest(layer):
+        return layer.weight if name is None else TAUGHT[name](layer)
+
+
+@contextmanager
+def at_rest(layer: nn.Module) -> Iterator[None]:
+    """Puts a layer's parametrizations into eval mode: in training a spectral norm iterates whenever its weight is read."""
+    computing = nn.ModuleList(part for name, part in layer.named_children() if name == "parametrizations")
+    with kept_modes(computing):
+        computing.eval()
+        yield
 
 
 def plain_class(layer: nn.Module) -> type[nn.Module]:
@@ -282,14 +294,14 @@ def projections(layer: Any) -> tuple[Tensor, ...]:
     return layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
 
 
-def over_channels(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Multiplies a value per input channel with a value per output channel, to broadcast over the layer's weight."""
-    shape, groups = layer.weight.shape, getattr(layer, "groups", 1)
+def over_channels(layer: Any, weight: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Multiplies a layer's weight with a value per input channel and a value per output channel."""
+    groups = getattr(layer, "groups", 1)
     per_input, per_output = inputs.view(groups, -1), outputs.view(groups, -1)
     turned = isinstance(layer, TRANSPOSED) or taught_name(layer) == TURNED
     first, second = (per_input, per_output) if turned else (per_output, per_input)
     both = first[:, :, None] * second[:, None, :]  # the second axis of a weight has the channels of one group
-    return both.reshape(*shape[:2], *(1 for _ in shape[2:]))
+    return weight * both.reshape(*weight.shape[:2], *(1 for _ in weight.shape[2:]))
 
 
 def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:

@@ -526,7 +526,7 @@ class Search:
         problems = self._check(chosen)
         for path in self._first_inputs(chosen) if any(STOPPED in problem for problem in problems) else []:
             fewer = [other for other in chosen if other != path]
-            others = self._check(fewer)
+            others = self._check(fewer) if fewer else problems  # without any width, nothing is wrong, and nothing scaled
             if not any(STOPPED in problem for problem in others):
                 chosen, problems = fewer, others
                 break

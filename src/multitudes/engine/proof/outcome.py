@@ -71,10 +71,10 @@ def doubled(engine: Engine, inputs: Inputs) -> tuple[Engine, Inputs] | None:
         return None
     double = replace(engine, template=trainable_copy(engine.template, torch.float64))
     wide = inputs.refill([_widened(t.detach()) for t in inputs.tensors()])
-    narrowing = _Narrowing()
+    narrowing, probe = _Narrowing(), replace(double, template=copy_with(double.template, {}))  # it keeps what forward stores
     try:
-        with restored(double.template, "eval"), torch.no_grad(), narrowing:
-            outputs = tree.tensors(run_loop(double, fresh_inputs(wide)))
+        with restored(probe.template, "eval"), torch.no_grad(), narrowing:
+            outputs = tree.tensors(run_loop(probe, fresh_inputs(wide)))
     except Exception:  # the model needs its own precision somewhere
         return None
     return None if narrowing.seen or any(bool(output.isnan().any()) for output in outputs) else (double, wide)

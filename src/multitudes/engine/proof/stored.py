@@ -17,9 +17,10 @@ OWN = frozenset(vars(nn.Module()))
 
 
 def what_is_stored(make: Callable[[], nn.Module], inputs: Inputs, mode: str) -> str:
-    """Says which attributes change in every call of a network made by `make`, and what to do about it."""
+    """Says which attributes change in every call of a network made by `make`, or in the first, and what to do about it."""
     try:
-        network, seen = make(), []
+        network = make()
+        seen = [dict(_attributes(network))]
         with restored(network, mode), torch.no_grad():
             for _ in range(3):  # the first call may create what the others keep
                 call = fresh_inputs(inputs)
@@ -27,11 +28,18 @@ def what_is_stored(make: Callable[[], nn.Module], inputs: Inputs, mode: str) -> 
                 seen.append(dict(_attributes(network)))
     except Exception:  # the network does not run alone: its own error is told elsewhere
         return FORGET
-    changed = [name for name, value in seen[2].items() if name not in seen[1] or not _same(value, seen[1][name])]
-    if not changed:
+    if changed := _changed(seen[2], seen[3]):
+        when, instead = "in every call", "Compute that from the input"
+    elif changed := _changed(seen[0], seen[1]):
+        when, instead = "in the first call, and later ones use it", "Compute that in every call"
+    else:
         return FORGET
     names = ", ".join(changed[:3]) + (" and others" if len(changed) > 3 else "")
-    return f"{FORGET}: it changes {names} in every call. Compute that from the input, or leave it out in a copy of the model"
+    return f"{FORGET}: it changes {names} {when}. {instead}, or leave it out in a copy of the model"
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name, value in after.items() if name not in before or not _same(value, before[name])]
 
 
 def _attributes(network: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from multitudes.engine.draws import Drawing, add_draws, drawing_layers, drawn_na
 from multitudes.engine.inputs import BatchAxis, Inputs, add_row, count_rows, row_axis
 from multitudes.engine.listening import Quick
 from multitudes.engine.modules import registers_of
-from multitudes.engine.program import shape_inputs, shapes_only
+from multitudes.engine.program import Decisions, shape_inputs, shapes_only
 from multitudes.engine.proof import smaller
 from multitudes.engine.writes import on_copy
 from multitudes.errors import ConversionError, RunError, listed
@@ -184,8 +184,9 @@ def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
 
 def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]]:
     """Runs the network with two numbers of rows. Returns the shapes of each dropout's calls, by the dropout's name."""
-    count = count_rows(inputs, batch_axis)
-    few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
+    count, decisions = count_rows(inputs, batch_axis), Decisions()
+    with decisions:
+        few = _seen(network, inputs, lambda name, at, x: tuple(x.shape))
     faults: dict[str, str] = {}
 
     def look(name: str, at: int, x: Tensor) -> CallShape | None:
@@ -197,6 +198,8 @@ def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[st
 
     many = _seen(network, add_row(inputs, batch_axis), look)
     faults |= _by_values(network, inputs, few, many)
+    if decisions.values and not any(layer.calls for _, layer in drawing_layers(network)):  # type: ignore[attr-defined]
+        faults |= _by_decisions(network, inputs, few)
     if faults:
         raise ConversionError(_without(faults, list(many)))
     for name, calls in many.items():
@@ -267,6 +270,23 @@ def _by_values(
         for name in fixed:
             if seen[name] != few[name]:
                 faults[name] = f"its shape {list(few[name][0])} depends on the values of the inputs"
+    return faults
+
+
+def _by_decisions(network: nn.Module, inputs: Inputs, few: Mapping[str, list[tuple[int, ...]]]) -> dict[str, str]:
+    """Names the places that other inputs call more or less often, as a loop until convergence does: each call has a mask."""
+    faults: dict[str, str] = {}
+    for scale in (0.01, 0.1, 10.0, 100.0):
+        other = inputs.refill([t * scale if t.is_floating_point() else t.roll(1, -1) for t in inputs.tensors()])
+        try:
+            seen = _seen(network, other, lambda name, at, x: None)
+        except Exception:  # forward may refuse such values
+            continue
+        for name in few:
+            if len(seen[name]) != len(few[name]):
+                faults[name] = (
+                    f"it is called {len(few[name])} times, but {len(seen[name])} times with other values of the inputs"
+                )
     return faults
 
 
