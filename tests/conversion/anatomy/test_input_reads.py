@@ -81,6 +81,24 @@ def test_ways_of_an_input(way: str) -> None:
     assert found.loose == {"matrix": "matrix", "table": "matrix", "weight": "first.weight"}.get(way)
 
 
+class AddedInPlace(nn.Module):
+    """Places are written into the output of the first layer, which is a view of what the product wrote (NaFlexVit)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.places = nn.Linear(4, 6), nn.Linear(6, 2), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h.add_(self.places)
+        return self.head(h.relu().mean(1))
+
+
+def test_what_is_written_into_the_first_layers_output_is_no_way_around_it() -> None:
+    found = reads(AddedInPlace(), torch.randn(2, 3, 4))
+    assert (found.first, found.around) == ({"first"}, None)
+
+
 @pytest.mark.parametrize(
     ("layer", "x", "adds"),
     [

@@ -207,8 +207,10 @@ def _around(first: Collection[str], probe: nn.Module, inputs: Inputs) -> set[int
     call = inputs.refill([leaf.clone() for leaf in leaves])  # clones, since forward may write into its inputs
     ends: set[Any] = set()
 
-    def stop(_: Any, __: Any, output: Any) -> None:
-        ends.update(tensor.grad_fn for tensor in tree.tensors(output))
+    def stop(_: Any, __: Any, output: Any) -> Any:
+        own = tree.apply(Tensor.clone, output)  # what writes into a view passes by the view's place in the graph
+        ends.update(tensor.grad_fn for tensor in tree.tensors(own))
+        return own
 
     for name in first:
         probe.get_submodule(name).register_forward_hook(stop)
