@@ -265,3 +265,23 @@ def test_a_model_without_a_tensor_is_refused_in_its_own_words() -> None:
         mt.ensemble(Number(4, 3), mt.Deep(members=2), torch.randn(2, 4))
     with pytest.raises(mt.InputError, match="no parts with names"):
         mt.ensemble(nn.Linear(4, 3), mt.TreeNet(branch_at="layer9"), torch.randn(2, 4))
+
+
+class Summary(nn.Module):
+    """Its second output is one number for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mid, self.head = nn.Linear(4, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.mid(self.first(x).relu()).relu()
+        return self.head(hidden), hidden.norm()
+
+
+def test_a_step_in_which_each_row_goes_to_one_member_is_tried() -> None:
+    """Calls in eval mode run, so only a step shows that an output has no rows."""
+    with pytest.raises(mt.ConversionError, match=r"each row goes to one member(.|\n)*Masksembles\(feed='all'\)"):
+        mt.ensemble(Summary(), mt.Masksembles(members=2), torch.randn(4, 4))
+    ens = mt.ensemble(Summary(), mt.Masksembles(members=2, feed="all"), torch.randn(4, 4))
+    assert ens(torch.randn(4, 4))[1].shape == (2,)

@@ -550,3 +550,19 @@ def test_outputs_are_no_memory_of_the_ensemble() -> None:
         for output in EXECUTORS["vmap"](ens.engine, mt.Inputs(x)):
             output.zero_()
     assert torch.equal(x, given) and all(torch.equal(p, before[name]) for name, p in ens.named_parameters())
+
+
+def test_what_forward_keeps_is_usable_after_the_call() -> None:
+    """Under vmap a module would keep a tensor of vmap, which is dead once the call has ended."""
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = super().forward(x)
+            return self.seen.relu()
+
+    x = torch.randn(4, 5)
+    ens = mt.ensemble(nn.Sequential(Noting(5, 8), nn.Linear(8, 3)), mt.Deep(members=3), x, seed=0).eval()
+    assert "vmap" not in ens.plan.proven["eval"]
+    ens(x)
+    kept: Any = ens.get_submodule("0").seen
+    assert kept.clone().shape == (4, 8)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 import multitudes as mt
 from multitudes import models
 from multitudes.conversion.anatomy.structure import observe
+from multitudes.conversion.resize import constructors
 from multitudes.conversion.resize.constructors import recipe_of
+from multitudes.engine.inputs import Inputs
 from multitudes.models.network import nearest
 
 pytestmark = pytest.mark.slow
@@ -332,7 +334,8 @@ def test_timm_is_left_as_it_was(mixer: type[nn.Module]) -> None:
     mt.resize(model, 2, x)
     assert dict(vars(mixer)) == before
     model.pretrained_cfg["architecture"] = "none"
-    with pytest.raises(mt.ConversionError, match="by timm's constructor: KeyError"):
+    typed = re.escape("mt.ensemble(lambda: timm.create_model('none', <your arguments>), mt.Packed(...), x)")
+    with pytest.raises(mt.ConversionError, match=f"by timm's constructor: KeyError(.|\n)*{typed}"):
         mt.resize(model, 2, x)
     assert dict(vars(mixer)) == before
 
@@ -407,3 +410,28 @@ def test_sizes_and_depths_that_no_attribute_has_are_found(patched: None, build: 
     thin = mt.resize(model, 0.5, torch.randn(2, 3, side, side))
     assert thin.resizing.way == "timm's constructor"
     assert (thin.positions.shape, len(thin.blocks)) == ((1, model.positions.shape[1], 4), len(model.blocks))
+
+
+class Switched(nn.Module):
+    """A switch behind numbers that might be anything, and a number that is stored by another name."""
+
+    def __init__(self, width: int = 8, one: int = 5, two: int = 6, three: int = 7, extra: int = 0, bias: bool = True) -> None:
+        super().__init__()
+        self.num_extra = extra
+        self.first, self.head = nn.Linear(4, width, bias=bias), nn.Linear(width, 3)
+        self.more = nn.Parameter(torch.randn(extra, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(torch.cat([x, self.more.expand(len(x), -1, -1)], 1)).mean(1))
+
+
+def test_switches_are_tried_before_numbers_that_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every size in the model was tried for every number first: for a ViT with `qkv_bias=False` the time was over."""
+    recipes: list[Any] = []
+    differences = constructors._Fit._differences
+    monkeypatch.setattr(constructors._Fit, "_differences", lambda fit, one: [recipes.append(one), differences(fit, one)][1])
+    x = torch.randn(2, 3, 4)
+    model = Switched(extra=9, bias=False)
+    found = recipe_of(observe(model, Inputs(x)))
+    assert found is not None and found.arguments["extra"] == 9 and found.arguments["bias"] is False
+    assert len(recipes) < 20

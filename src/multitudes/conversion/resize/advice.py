@@ -67,7 +67,8 @@ def _general(model: nn.Module) -> str:
     if kind.__module__.startswith("torch.nn."):
         return ADVICE
     if architecture := timm_architecture(model):
-        return f"Give a factory that makes it at any width:  {_example(f'timm.create_model({architecture!r}, ...)')}"
+        call = f"timm.create_model({architecture!r}, <your arguments>)"
+        return f"Give the call that made it, as a factory:  mt.ensemble(lambda: {call}, mt.Packed(...), x)"
     names = [name for name in list(inspect.signature(kind.__init__).parameters)[1:] if not re.search(OTHERS, name)]
     texts = ", ".join(f"{name}=..." for name in names)
     if not names:

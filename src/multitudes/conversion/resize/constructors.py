@@ -137,8 +137,10 @@ class _Fit:
             before = len(lost)
             for likely in (True, False):  # the likely values of all arguments are tried first
                 ratios = self._ratios(recipe) if likely else []
-                for path in recipe.values():
-                    trials = (recipe.with_values({path: value}) for value in self._candidates(recipe, path, likely, ratios))
+                others = {path: list(self._candidates(recipe, path, likely, ratios)) for path in recipe.values()}
+                order = others if likely else sorted(others, key=lambda path: len(others[path]))  # a switch has one other value
+                for path in order:
+                    trials = (recipe.with_values({path: value}) for value in others[path])
                     recipe, lost = self._best(recipe, trials, lost)
             lost = lost and self._after_a_call(recipe, lost)
         if lost:
@@ -252,7 +254,7 @@ class _Fit:
 
     def _attributes(self, name: str) -> Iterator[Any]:
         for part in self.structure.model.modules():
-            other = vars(part).get(name)
+            other = vars(part).get(name, vars(part).get(f"num_{name}"))
             if other is not None and _plain(other):
                 yield other
                 if isinstance(other, (list, tuple)) and len(set(other)) == 1:
