@@ -254,7 +254,7 @@ REFUSALS: dict[tuple[str, str, str], Refusal] = {
     **each("BatchEnsemble", unfit("A moving average in which members differ has no one value.", "average"), "reassigning"),
     **each("Masksembles", unfit("The network's input gets no mask.", "channels"), "one_layer"),
     **each("MIMO", STEM, "lstm", "weight_norm"),
-    **each("MIMO", AROUND, "residual", "untouched", "input_again", "einsum", "in_place"),
+    **each("MIMO", AROUND, "residual", "untouched", "input_again", "einsum"),
     **each("MIMO", unfit("A table for each slot is no head.", "tied to head"), "tied"),
     **each("MIMO", unfit("A layer sums over slots in each of its calls.", "again"), "called_twice"),
     **each("MIMO", unfit("Slots hold rows in other orders.", "order of rows"), "numbered"),
