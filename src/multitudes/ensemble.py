@@ -26,7 +26,6 @@ from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
-from multitudes.engine.recorded import Recorded
 from multitudes.engine.run import run
 from multitudes.engine.selected_output import selection_of
 from multitudes.engine.timing import medians
@@ -42,6 +41,7 @@ from multitudes.settings import check_value, takes_names
 
 if TYPE_CHECKING:
     from multitudes.conversion.plan import Plan
+    from multitudes.files.export.shortcuts import Shortcuts
 
 COUPLING = ("LBFGS", "Adafactor", "Muon", "LAMB", "Lamb", "LARS", "Lars", "Shampoo", "SOAP", "NovoGrad")
 """Optimizers that use norms or shapes of whole tensors, which would mix members."""
@@ -78,8 +78,8 @@ class Ensemble(nn.Module):
         """The axis of the classes in one network's output, 1 or -1; None if nobody said, which means 1."""
         self.generator = torch.Generator().manual_seed(seed)
         self._drawn_for: list[torch.Size] | None = None
-        self.recorded: Recorded | None = None
-        """Recorded calls, if the ensemble is frozen."""
+        self.shortcuts: Shortcuts | None = None
+        """Faster ways to run plain calls, if the ensemble is frozen."""
         self._warned = False
         self._reduction_check = ReductionCheck()
         self._base = [base]  # the architecture on the meta device: no memory, and in a list no child either
@@ -165,8 +165,8 @@ class Ensemble(nn.Module):
             if self.method.draws and self.method.draws_by_shape and not self.is_frozen:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
-                if self.recorded is not None and rows is None and not per_member:
-                    return self.recorded.run(self.engine, call)
+                if self.shortcuts is not None and rows is None and not per_member:
+                    return self.shortcuts.run(self.engine, call)
                 return self.run_drawn(call, per_member, rows, draws)
             except (RuntimeError, IndexError) as error:
                 if (reason := unlike_example(self, call, error, per_member)) is None:
@@ -432,7 +432,8 @@ class Ensemble(nn.Module):
         """Returns an ensemble for prediction that computes less in each call: BatchNorm is folded into the layers before it.
 
         Its outputs are the same up to rounding. It takes inputs like these, given as in a call, with any number of rows; by
-        default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs.
+        default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs, a CPU as
+        one graph of all members, which holds the weights once more, as its kernels read them.
         """
         from multitudes.files.export.freeze import freeze
 

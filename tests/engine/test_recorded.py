@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import multitudes as mt
 from multitudes.engine import recorded
 from multitudes.engine.inputs import Inputs
+from multitudes.files.export.shortcuts import Shortcuts
 
 
 class Stand:
@@ -48,7 +49,9 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> mt.Ensemble:
     monkeypatch.setattr(recorded, "Replay", Stand)
     monkeypatch.setattr(recorded, "can_be_recorded", lambda engine, call: True)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
-    return mt.ensemble(net, mt.Deep(members=2), images(2)).eval().freeze()
+    frozen = mt.ensemble(net, mt.Deep(members=2), images(2)).eval().freeze()
+    monkeypatch.setattr(Shortcuts, "run", lambda self, engine, call: self.recorded.run(engine, call))  # as on a GPU
+    return frozen
 
 
 def images(rows: int) -> Tensor:
@@ -72,7 +75,7 @@ class TestRecorded:
             frozen(x)
         with torch.inference_mode():
             frozen(calls[0])
-        assert len(Stand.made) == 3 and len(frozen.recorded.replays) == 4
+        assert len(Stand.made) == 3 and len(frozen.shortcuts.recorded.replays) == 4
         assert [stand.other for stand in Stand.made] == [None, Stand.made[0], Stand.made[0]]
 
     def test_weights_that_change_in_place_are_read(self, frozen: mt.Ensemble) -> None:
@@ -134,7 +137,7 @@ class TestRecorded:
         for _ in range(2):
             frozen(x)
         for other in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
-            assert other.recorded is not None and other.recorded.replays == {}
+            assert other.shortcuts is not None and other.shortcuts.recorded.replays == {}
             torch.testing.assert_close(other(x), frozen(x))
 
     def test_calls_per_member_and_by_rows_are_not_recorded(self, frozen: mt.Ensemble) -> None:
@@ -142,11 +145,11 @@ class TestRecorded:
         for _ in range(3):
             frozen(torch.stack([x, x]), per_member=True)
             frozen(x, rows=torch.tensor([0, 1, 0, 1]))
-        assert not Stand.made and not frozen.recorded.replays
+        assert not Stand.made and not frozen.shortcuts.recorded.replays
 
     def test_only_frozen_ensembles_record(self) -> None:
         ens = mt.ensemble(nn.Linear(2, 2), mt.Deep(members=2), torch.randn(2, 2))
-        assert ens.recorded is None and ens.subset([0]).recorded is None
+        assert ens.shortcuts is None and ens.subset([0]).shortcuts is None
 
 
 class TestWhatIsRecorded:
@@ -230,4 +233,4 @@ def test_nothing_is_recorded_on_a_cpu() -> None:
     assert not recorded.can_be_recorded(ens.engine, Inputs(torch.randn(2, 2)))
     for _ in range(3):
         ens(torch.randn(2, 2))
-    assert not ens.recorded.replays
+    assert not ens.shortcuts.recorded.replays

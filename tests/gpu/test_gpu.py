@@ -315,7 +315,7 @@ class TestFrozen:
         """A replay gives what the kernels give: for other inputs, other rows, another stream, weights that changed or moved."""
         ens = mt.ensemble(CNN().cuda(), mt.Deep(members=M), images(torch.float32)).eval()
         plain, fast = ens.freeze(), ens.freeze()
-        plain.recorded = None
+        plain.shortcuts = None
 
         def compare(rows: int) -> None:
             x = images(torch.float32, rows)
@@ -324,7 +324,7 @@ class TestFrozen:
 
         for rows in (B, B, 3, B, 3, 3, B):
             compare(rows)
-        assert [replay is not None for replay in fast.recorded.replays.values()] == [True, True]
+        assert [replay is not None for replay in fast.shortcuts.recorded.replays.values()] == [True, True]
         with torch.no_grad():
             for mine, other in zip(fast.parameters(), plain.parameters(), strict=True):
                 mine.mul_(1.25)
@@ -346,7 +346,7 @@ class TestFrozen:
                 x = torch.randn(4, 3, 32, 32, device="cuda")
                 with torch.no_grad():
                     torch.testing.assert_close(fast(x), ens(x), rtol=1e-3, atol=1e-3)
-            assert [replay is not None for replay in fast.recorded.replays.values()] == [True]
+            assert [replay is not None for replay in fast.shortcuts.recorded.replays.values()] == [True]
 
 
 class TestChannelsLast:

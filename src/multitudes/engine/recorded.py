@@ -81,7 +81,7 @@ class Recorded:
         """Runs a plain call of all members: as a recording if there is one, else as usual."""
         if not can_be_recorded(engine, call):
             return run(engine, call, False, None)
-        places = tuple([(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in _stored(engine)])
+        places = tuple([(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in stored_tensors(engine)])
         if places != self.places:  # tensors were moved, cast, or replaced: others may lie in memory that was freed
             self.replays, self.failed, self.places = {}, set(), places
         kind = _kind(engine, call)
@@ -111,14 +111,15 @@ def can_be_recorded(engine: Engine, call: Inputs) -> bool:
     given = (*call.args, *call.kwargs.values())
     if not given or not all(_is_plain(value) for value in given) or len({value.device for value in given}) > 1:
         return False
-    if torch.cuda.is_current_stream_capturing() or _is_watched():
+    if torch.cuda.is_current_stream_capturing() or is_watched():
         return False
     if engine.chunk is not None or bytes_of_member(engine, call) > LARGEST or engine.is_hooked():
         return False
-    return not any(tensor.requires_grad for tensor in _stored(engine))
+    return not any(tensor.requires_grad for tensor in stored_tensors(engine))
 
 
-def _stored(engine: Engine) -> list[Tensor]:
+def stored_tensors(engine: Engine) -> list[Tensor]:
+    """Lists the tensors that an ensemble's calls read."""
     return [*engine.parameters().values(), *engine.buffers().values()]
 
 
@@ -128,7 +129,7 @@ def _is_plain(value: Any) -> bool:
     return not (torch.is_grad_enabled() and value.requires_grad)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a mode, a transform of torch.func, a trace, forward-mode gradients or a hook on all modules would miss the
     operations of a replay."""
     if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None or _has_any_global_hook():

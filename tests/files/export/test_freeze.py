@@ -97,7 +97,7 @@ def test_predictions_are_the_same(ens: mt.Ensemble) -> None:
 def test_every_executor_runs_it(ens: mt.Ensemble) -> None:
     """The graph holds functions for which vmap has rules of our own, under autocast and in channels last too."""
     frozen, x = ens.freeze(), torch.randn(5, 3, 8, 8)
-    frozen = frozen.to(memory_format=torch.channels_last)
+    frozen, frozen.shortcuts = frozen.to(memory_format=torch.channels_last), None
     assert "vmap" in frozen.plan.proven["eval"]
     found = []
     for executor in ("loop", "vmap"):
@@ -190,6 +190,7 @@ class Flat(nn.Module):
 def test_images_whose_channels_come_last() -> None:
     ens = mt.ensemble(Flat(), mt.Packed(members=4), torch.randn(2, 3, 8, 8), seed=0).eval()
     frozen, x = ens.freeze(), torch.randn(5, 3, 8, 8)
+    frozen.shortcuts = None
     for executor in frozen.engine.proven["eval"]:
         frozen.engine.picked["eval"] = executor
         with torch.no_grad(), warnings.catch_warnings():

@@ -1,7 +1,8 @@
 """freeze: an ensemble for prediction whose network is the traced graph of a member, with BatchNorm folded.
 
 The graph has no modules and no norms, so a call has less to do, most of all for few rows. Images have channels last. All
-executors run it as they run the network that it was made from. On a GPU small calls are CUDA graphs (`recorded.py`).
+executors run it as they run the network that it was made from. Plain calls take shortcuts: small ones are CUDA graphs on a GPU
+(`recorded.py`), and one graph of all members runs on a CPU (`prepared.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from multitudes.engine.loop import run_loop
 from multitudes.engine.proof.executors import first_members, pick, prove_executors
 from multitudes.engine.proof.outcome import restored
 from multitudes.engine.proof.smaller import LARGE
-from multitudes.engine.recorded import Recorded
 from multitudes.engine.state import Engine
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError, RunError
@@ -33,6 +33,7 @@ from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.fuse import fuse, read_all_channels
 from multitudes.files.export.members import IGNORED
 from multitudes.files.export.norms import NORM, fold_norms, name_of
+from multitudes.files.export.shortcuts import Shortcuts
 from multitudes.files.export.trace import MemberGraph, trace_member
 
 TOLERANCE = 1e-4
@@ -80,8 +81,11 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
         engine, used.method, task=used.task, seed=used.seed, base=used.base, plan=_plan(used.plan, engine, norms), compact=True
     )
     new.calibrator, new.class_axis, new.is_frozen = ensemble.calibrator, ensemble.class_axis, True
-    new.recorded = Recorded()
-    return new.eval().to(memory_format=torch.channels_last) if template.channels_last else new.eval()
+    new.shortcuts = shortcuts = Shortcuts()
+    new = new.eval().to(memory_format=torch.channels_last) if template.channels_last else new.eval()
+    with torch.no_grad():
+        shortcuts.run(engine, inputs)  # prepares calls on a CPU now, not in the first request
+    return new
 
 
 class FrozenNetwork(nn.Module):
@@ -99,7 +103,11 @@ class FrozenNetwork(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Returns the output of one member. Raises InputError if a size other than the number of rows differs."""
-        tensors = Inputs(*args, **kwargs).tensors()
+        return self.graph(*self.read_tensors(Inputs(*args, **kwargs)))
+
+    def read_tensors(self, call: Inputs) -> list[Tensor]:
+        """Returns the tensors of a call that the graph reads, images as it wants them. Raises InputError as `forward` does."""
+        tensors = call.tensors()
         if len(tensors) != len(self.sizes):
             raise InputError(f"this ensemble is frozen for {len(self.sizes)} input tensors, not {len(tensors)}")
         for tensor, sizes in zip(tensors, self.sizes, strict=True):
@@ -109,11 +117,9 @@ class FrozenNetwork(nn.Module):
                     f"this ensemble is frozen for inputs [{wanted}], not {list(tensor.shape)}: freeze the original ensemble "
                     "with such an input, ens.freeze(x)"
                 )
-        images = [self.channels_last and tensor.ndim == 4 for tensor in tensors]
-        given = [
-            t.contiguous(memory_format=torch.channels_last) if image else t for t, image in zip(tensors, images, strict=True)
-        ]
-        return self.graph(*[tensor for tensor, read in zip(given, self.read, strict=True) if read])
+        last = torch.channels_last
+        given = [t.contiguous(memory_format=last) if self.channels_last and t.ndim == 4 else t for t in tensors]
+        return [tensor for tensor, read in zip(given, self.read, strict=True) if read]
 
 
 def graph_module(graph: MemberGraph) -> fx.GraphModule:

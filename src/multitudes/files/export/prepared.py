@@ -1,0 +1,249 @@
+"""Prepared calls: a frozen ensemble on a CPU runs as one graph of all members, with weights in the order of oneDNN's kernels.
+
+An ordinary call brings the weights of every layer into that order anew, which takes longer than the layer if rows are few. Here
+that is done once. Additions and activations behind a layer are computed with it, and what members share is computed once.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from multitudes.engine.inputs import Inputs
+from multitudes.engine.kernels.fused import FUSED
+from multitudes.engine.recorded import is_watched, stored_tensors
+from multitudes.engine.run import bytes_of_member, run
+from multitudes.engine.state import Engine
+
+FEWEST = 8
+"""Input channels, or groups of one channel, from which oneDNN's order of weights pays: it has blocks of 8 or 16."""
+
+TOLERANCE = 1e-4
+"""Largest difference of outputs that rounding explains, as a share of the largest output."""
+
+LARGE = 2 * 10**6
+"""Multiply-adds of a linear layer from which oneDNN's product is faster: its call takes longer than torch's own."""
+
+MANY, SMALL = 8, 2**17
+"""Members, and bytes of one member's activations: more of smaller ones run faster together, by vmap, than in turn."""
+
+_onednn = torch.ops.mkldnn
+
+
+class Prepared:
+    """The graph of all members of one frozen ensemble. It is made again when a tensor was moved, cast or changed."""
+
+    def __init__(self) -> None:
+        self.graph: fx.GraphModule | None = None
+        """None before the first call, and if the graph cannot be made or has other outputs."""
+        self.places: tuple[Any, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return Prepared()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prepared, ()
+
+    def run(self, engine: Engine, call: Inputs) -> Any:
+        """Runs a plain call of all members: by the graph if it can, else as usual."""
+        if not can_be_prepared(engine, call):
+            return run(engine, call, False, None)
+        places = tuple([(t.data_ptr(), t._version, t.dtype, t.shape, t.stride()) for t in stored_tensors(engine)])
+        if places != self.places:
+            self._prepare(engine, call)
+            self.places = places
+        if self.graph is None:
+            return run(engine, call, False, None)
+        with torch.no_grad():
+            return self.graph(*_read(engine, call))
+
+    def _prepare(self, engine: Engine, call: Inputs) -> None:
+        """Makes the graph, and compares it with an ordinary call."""
+        self.graph = None
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                graph = graph_of_members(engine)
+                found = graph(*_read(engine, call))
+            except RuntimeError:  # oneDNN lacks an operation on this machine
+                return
+            wanted = run(engine, call, False, None)
+            largest = max(float(wanted.abs().max()), 1e-30) if wanted.numel() else 1.0
+            if torch.allclose(found, wanted, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
+                self.graph = graph
+
+
+def can_be_prepared(engine: Engine, call: Inputs) -> bool:
+    """Whether a call of a frozen ensemble runs on a CPU, in single precision, without gradients, and seen by nobody."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    if torch.is_autocast_enabled("cpu") or is_watched() or engine.is_hooked():
+        return False
+    given = [*call.args, *call.kwargs.values()]
+    if not given or not all(type(value) is Tensor for value in given):
+        return False
+    if engine.members > MANY and bytes_of_member(engine, call) < SMALL:
+        return False
+    stored = stored_tensors(engine)
+    if not all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_inference() for tensor in stored):
+        return False
+    return all(_is_plain(tensor) for tensor in (*given, *stored))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor lies on the CPU, is in single precision if it has fractions, and needs no gradients in this call."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_complex():
+        return False
+    if tensor.is_floating_point() and tensor.dtype != torch.float32:
+        return False
+    return not (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def _read(engine: Engine, call: Inputs) -> list[Tensor]:
+    template: Any = engine.template
+    return template.read_tensors(call)
+
+
+def graph_of_members(engine: Engine) -> fx.GraphModule:
+    """Returns the graph of a frozen network once for all members, ``[M, B, ...]``."""
+    network: Any = engine.template.graph
+    owned = {name.removeprefix("graph.") for name in engine.owned}
+    return _Unrolled(network, owned).of_members(engine.members)
+
+
+class _Unrolled:
+    """A graph that has the operations of a network once for each member, and those that members share once."""
+
+    def __init__(self, network: fx.GraphModule, owned: set[str]) -> None:
+        self.nodes = list(network.graph.nodes)
+        self.stored: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        self.owned, self.root, self.graph = owned, nn.Module(), fx.Graph()
+        self.names: dict[str, str] = {}
+        self.pays = products_pay()
+        self.each: set[fx.Node] = set()
+        """Nodes whose values differ between members."""
+        for node in self.nodes:
+            if (node.op == "get_attr" and node.target in owned) or any(one in self.each for one in node.all_input_nodes):
+                self.each.add(node)
+
+    def of_members(self, members: int) -> fx.GraphModule:
+        """Returns the graph with its tensors."""
+        shared: dict[fx.Node, Any] = {}
+        for node in self.nodes:
+            if node.op == "placeholder":
+                shared[node] = self.graph.placeholder(node.name)
+        self._copy([node for node in self.nodes if node not in self.each], shared, 0)
+        output = next(node for node in self.nodes if node.op == "output").args[0]
+        mine = [node for node in self.nodes if node in self.each]
+        outputs = [self._copy(mine, dict(shared), m)[output] for m in range(members)]
+        self.graph.output(self.graph.call_function(torch.stack, (outputs,)))
+        self.graph.eliminate_dead_code()
+        used = {node.target for node in self.graph.nodes if node.op == "get_attr"}
+        for name in set(self.root._buffers) - used:
+            delattr(self.root, name)
+        return fx.GraphModule(self.root, self.graph)
+
+    def _copy(self, nodes: Sequence[fx.Node], found: dict[fx.Node, Any], m: int) -> dict[fx.Node, Any]:
+        """Adds operations for member m to the graph. `found` has the values that they read, and then theirs."""
+        for node in nodes:
+            if node in found or node.op in ("placeholder", "output"):
+                continue
+            if node.op == "get_attr":
+                found[node] = self._tensor(str(node.target), m)
+            elif (layer := self._layer(node, found, m)) is not None:
+                found[layer[0]] = layer[1]
+            else:
+                args, kwargs = (fx.map_arg(given, found.__getitem__) for given in (node.args, node.kwargs))
+                found[node] = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        return found
+
+    def _of_member(self, name: str, m: int) -> Tensor:
+        return self.stored[name][m] if name in self.owned else self.stored[name]
+
+    def _tensor(self, name: str, m: int, packed: Callable[[Tensor], Tensor] | None = None) -> fx.Node:
+        """Adds a stored tensor of member m to the graph, as it is or as oneDNN wants it. A shared one is added once."""
+        key = f"{name}_of_{m if name in self.owned else 'all'}" + ("" if packed is None else "_packed")
+        if key not in self.names:
+            tensor = self._of_member(name, m).detach()
+            self.names[key] = f"tensor_{len(self.names)}"
+            self.root.register_buffer(self.names[key], tensor if packed is None else packed(tensor.contiguous()))
+        return self.graph.get_attr(self.names[key])
+
+    def _layer(self, node: fx.Node, found: dict[fx.Node, Any], m: int) -> tuple[fx.Node, fx.Node] | None:
+        """Adds a convolution or a linear layer in oneDNN's order. Returns the node whose value it has, and the new one."""
+        if node.target not in (FUSED, F.linear) or any(not isinstance(one, fx.Node) for one in node.args[:2]) or node.kwargs:
+            return None
+        weight: Any = node.args[1]
+        if weight.op != "get_attr":
+            return None
+        kernel = self._of_member(str(weight.target), m)
+        if node.target is F.linear:
+            return self._linear(node, found, m) if self.pays and kernel.ndim == 2 else None
+        groups = node.args[8]
+        thin = kernel.shape[1] < FEWEST and not (kernel.shape[1] == 1 and groups >= FEWEST)  # type: ignore[operator]
+        return None if thin else (node, self._convolution(node, found, m))
+
+    def _convolution(self, node: Any, found: dict[fx.Node, Any], m: int) -> fx.Node:
+        x, _, bias, other, relu, *how = fx.map_arg(node.args, found.__getitem__)
+        stride, padding, dilation, groups = how
+
+        def packed(kernel: Tensor) -> Tensor:
+            return _onednn._reorder_convolution_weight(kernel, padding, stride, dilation, groups)
+
+        kernel = self._tensor(str(node.args[1].target), m, packed)
+        given = (kernel, bias, padding, stride, dilation, groups)
+        if other is None:
+            return self.graph.call_function(
+                _onednn._convolution_pointwise.default, (x, *given, "relu" if relu else "none", [], "")
+            )
+        return self.graph.call_function(
+            _onednn._convolution_pointwise.binary, (x, other, *given, "add", 1.0, "relu" if relu else None, [], "")
+        )
+
+    def _linear(self, node: Any, found: dict[fx.Node, Any], m: int) -> tuple[fx.Node, fx.Node]:
+        x, weight, *bias = fx.map_arg(node.args, found.__getitem__)
+        last, name, kind = _activation(node)
+        packed = self._tensor(str(node.args[1].target), m, _onednn._reorder_linear_weight)
+        return last, self.graph.call_function(linear, (x, packed, weight, bias[0] if bias else None, name, kind))
+
+
+def _activation(node: fx.Node) -> tuple[fx.Node, str, str]:
+    """Returns the activation that alone reads a layer's result, by node, name and kind; the layer itself if there is none."""
+    if len(node.users) == 1:
+        user = next(iter(node.users))
+        if user.target is F.relu and user.args == (node,) and not user.kwargs:
+            return user, "relu", ""
+        if user.target is F.gelu and user.args == (node,):
+            return user, "gelu", str(user.kwargs.get("approximate", "none"))
+    return node, "none", ""
+
+
+def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kind: str) -> Tensor:
+    """Computes a linear layer and its activation, by oneDNN's product unless it is small."""
+    if x.numel() * len(weight) >= LARGE:
+        return _onednn._linear_pointwise(x, packed, bias, activation, [], kind)
+    y = F.linear(x, weight, bias)
+    if activation == "none":
+        return y
+    return F.relu(y) if activation == "relu" else F.gelu(y, approximate=kind)
+
+
+@functools.cache
+def products_pay() -> bool:
+    """Whether oneDNN multiplies matrices faster than torch's own library here; measured once in a process, in milliseconds."""
+    x, weight = torch.randn(256, 256), torch.randn(256, 256)
+    packed = _onednn._reorder_linear_weight(weight)
+
+    def seconds(call: Callable[[], Any]) -> float:
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    ways = (lambda: F.linear(x, weight), lambda: _onednn._linear_pointwise(x, packed, None, "none", [], ""))
+    usual, prepared = (min(seconds(way) for _ in range(7)) for way in ways)
+    return prepared < 0.95 * usual
