@@ -432,8 +432,8 @@ class Ensemble(nn.Module):
         """Returns an ensemble for prediction that computes less in each call: BatchNorm is folded into the layers before it.
 
         Its outputs are the same up to rounding. It takes inputs like these, given as in a call, with any number of rows; by
-        default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs, a CPU as
-        one graph of all members, which holds the weights once more, as its kernels read them.
+        default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs. A CPU
+        runs it as one graph of all members, which holds the weights once more, as kernels read them.
         """
         from multitudes.files.export.freeze import freeze
 
