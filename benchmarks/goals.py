@@ -58,6 +58,7 @@ GOALS = [
     Goal("the same, training 512", CELLS["r18_512"], "tu_batchensemble", "batchensemble", 1.0, False),
     Goal("`EMP`, 20 members, 16 rows, × 20 passes in turn", CELLS["few"], "emp", "emp_in_turn", 0.5),
     Goal("CPU: `Packed`, 16 rows, × single", CELLS["cpu"], "packed", "single", 1.12),
+    Goal("the same, frozen", CELLS["cpu"], "packed_frozen", "single", 1.05),
     Goal("the same, training", CELLS["cpu_train"], "packed", "single", 1.22),
     Goal("CPU: `Masksembles`, compacted and frozen, × single", CELLS["cpu"], "masksembles_compact_frozen", "single", 2.03),
 ]  # fmt: skip

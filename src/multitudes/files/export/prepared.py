@@ -30,6 +30,9 @@ TOLERANCE = 1e-4
 LARGE = 2 * 10**6
 """Multiply-adds of a linear layer from which oneDNN's product is faster: its call takes longer than torch's own."""
 
+TINY = 20480
+"""Entries of an image up to which torch computes convolutions by pixels itself, without oneDNN, whose call takes longer."""
+
 MANY, SMALL = 8, 2**17
 """Members, and bytes of one member's activations: more of smaller ones run faster together, by vmap, than in turn."""
 
@@ -189,21 +192,13 @@ class _Unrolled:
         return None if thin else (node, self._convolution(node, found, m))
 
     def _convolution(self, node: Any, found: dict[fx.Node, Any], m: int) -> fx.Node:
-        x, _, bias, other, relu, *how = fx.map_arg(node.args, found.__getitem__)
-        stride, padding, dilation, groups = how
+        x, *given = fx.map_arg(node.args, found.__getitem__)
+        stride, padding, dilation, groups = node.args[5:]
 
         def packed(kernel: Tensor) -> Tensor:
             return _onednn._reorder_convolution_weight(kernel, padding, stride, dilation, groups)
 
-        kernel = self._tensor(str(node.args[1].target), m, packed)
-        given = (kernel, bias, padding, stride, dilation, groups)
-        if other is None:
-            return self.graph.call_function(
-                _onednn._convolution_pointwise.default, (x, *given, "relu" if relu else "none", [], "")
-            )
-        return self.graph.call_function(
-            _onednn._convolution_pointwise.binary, (x, other, *given, "add", 1.0, "relu" if relu else None, [], "")
-        )
+        return self.graph.call_function(convolution, (x, self._tensor(str(node.args[1].target), m, packed), *given))
 
     def _linear(self, node: Any, found: dict[fx.Node, Any], m: int) -> tuple[fx.Node, fx.Node]:
         x, weight, *bias = fx.map_arg(node.args, found.__getitem__)
@@ -221,6 +216,19 @@ def _activation(node: fx.Node) -> tuple[fx.Node, str, str]:
         if user.target is F.gelu and user.args == (node,):
             return user, "gelu", str(user.kwargs.get("approximate", "none"))
     return node, "none", ""
+
+
+def convolution(
+    x: Tensor, packed: Tensor, kernel: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool, *how: Any
+) -> Tensor:
+    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way."""
+    if len(x) == 1 and x.numel() <= TINY and kernel.shape[1:] == (x.shape[1], 1, 1):
+        return FUSED(x, kernel, bias, other, relu, *how)
+    stride, padding, dilation, groups = how
+    given = (packed, bias, padding, stride, dilation, groups)
+    if other is None:
+        return _onednn._convolution_pointwise(x, *given, "relu" if relu else "none", [], "")
+    return _onednn._convolution_pointwise.binary(x, other, *given, "add", 1.0, "relu" if relu else None, [], "")
 
 
 def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kind: str) -> Tensor:
