@@ -83,8 +83,9 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     new.calibrator, new.class_axis, new.is_frozen = ensemble.calibrator, ensemble.class_axis, True
     new.shortcuts = shortcuts = Shortcuts()
     new = new.eval().to(memory_format=torch.channels_last) if template.channels_last else new.eval()
-    with torch.no_grad():
-        shortcuts.run(engine, inputs)  # prepares calls on a CPU now, not in the first request
+    if device.type == "cpu":
+        with torch.no_grad():
+            shortcuts.run(engine, inputs)  # prepares calls now, not in the first request
     return new
 
 
