@@ -454,3 +454,29 @@ def test_weights_that_one_mode_reads_past_their_layers_are_the_member_s(
         outputs = ens(X)
         for m in range(4):
             torch.testing.assert_close(outputs[m], ens.member(m)(X))
+
+
+class Hamiltonian(nn.Module):
+    """A Hamiltonian network: its output is the gradient of an energy, by torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = torch.func.vmap(torch.func.grad(lambda row: self.energy(row).squeeze(-1)))(x)
+        return torch.cat([slope[:, 3:], -slope[:, :3]], 1)
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.Packed(members=4), mt.BatchEnsemble(), mt.EMP(patch=["energy.4"])])
+def test_networks_that_compute_gradients_by_torch_func_are_converted(method: mt.Method) -> None:
+    """Counting what a call saves for backward failed with torch's own error: torch.func takes no hooks."""
+    ens = mt.ensemble(Hamiltonian(), method, X, task="regression", seed=0).eval()
+    for m, output in enumerate(ens(X)):
+        torch.testing.assert_close(output, ens.member(m).eval()(X))
+    assert ens.plan.memory["train"] > 0
+
+
+def test_mimo_refuses_layers_inside_torch_func() -> None:
+    with pytest.raises(mt.ConversionError, match=r"inside torch\.func.*mt\.MultiHead"):
+        mt.ensemble(Hamiltonian(), mt.MIMO(), X, task="regression")
