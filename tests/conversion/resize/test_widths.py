@@ -357,4 +357,4 @@ class InThrees(nn.Module):
 
 def test_widths_are_rounded_to_threes_too() -> None:
     thin = mt.resize(InThrees(), 2 / 3, ROWS)
-    assert thin.first.out_features == 9
+    assert thin.first.out_features == 9 and thin.resizing.way == "its constructor"
