@@ -265,8 +265,7 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
     new_buffers = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
     if new_buffers:
         raise InputError(f"forward registers {', '.join(new_buffers)} on its first call: run the model once, then convert it")
-    for other in _other_reads(model, inputs, way):
-        reading.add(other)
+    reading.add(*_other_reads(model, inputs, way))
     structure = Structure(
         model=model,
         order=order,
