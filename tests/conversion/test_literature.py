@@ -6,6 +6,8 @@ import copy
 import itertools
 import re
 import types
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -418,3 +420,63 @@ def test_members_that_train_together_need_a_norm_that_sees_them_all() -> None:
     net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), RandomDepth(), nn.Linear(16, 3))
     with pytest.raises(mt.ConversionError, match="must see all their rows at once"):
         mt.ensemble(net, mt.BatchEnsemble(members=2), X)
+
+
+class Shortcut(nn.Module):
+    """Multiplies by a layer's weight itself, instead of calling the layer, where `when` says so."""
+
+    def __init__(self, when: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+        self.when = when
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = F.linear(x, self.body.weight, self.body.bias) if self.when(self) else self.body(x)
+        return self.head(x.relu())
+
+
+@pytest.mark.parametrize("limit", [0, 1_000_000])
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(), mt.DropConnect(members=4), mt.Masksembles(feed="all")], ids=str)
+@pytest.mark.parametrize(
+    ("when", "training"),
+    [(lambda net: not torch.is_grad_enabled(), False), (lambda net: net.training, True)],
+    ids=["without gradients", "in training mode"],
+)
+def test_weights_that_one_mode_reads_past_their_layers_are_the_member_s(
+    when: Callable[[nn.Module], bool], training: bool, method: mt.Method, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members predicted, or trained, with weights that had no factors or masks: only eval mode with gradients was looked at."""
+    monkeypatch.setattr("multitudes.conversion.anatomy.structure.LARGE", limit)
+    ens = mt.ensemble(Shortcut(when), method, X, seed=0).train(training)
+    with torch.set_grad_enabled(training), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a call in training mode is no training step
+        outputs = ens(X)
+        for m in range(4):
+            torch.testing.assert_close(outputs[m], ens.member(m)(X))
+
+
+class Hamiltonian(nn.Module):
+    """A Hamiltonian network: its output is the gradient of an energy, by torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = torch.func.vmap(torch.func.grad(lambda row: self.energy(row).squeeze(-1)))(x)
+        return torch.cat([slope[:, 3:], -slope[:, :3]], 1)
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.Packed(members=4), mt.BatchEnsemble(), mt.EMP(patch=["energy.4"])])
+def test_networks_that_compute_gradients_by_torch_func_are_converted(method: mt.Method) -> None:
+    """Counting what a call saves for backward failed with torch's own error: torch.func takes no hooks."""
+    ens = mt.ensemble(Hamiltonian(), method, X, task="regression", seed=0).eval()
+    for m, output in enumerate(ens(X)):
+        torch.testing.assert_close(output, ens.member(m).eval()(X))
+    assert ens.plan.memory["train"] > 0
+
+
+def test_mimo_refuses_layers_inside_torch_func() -> None:
+    with pytest.raises(mt.ConversionError, match=r"inside torch\.func.*mt\.MultiHead"):
+        mt.ensemble(Hamiltonian(), mt.MIMO(), X, task="regression")

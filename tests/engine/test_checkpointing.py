@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,40 @@ class Whole(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(lambda h: self.head(self.stem(h).tanh()), self.first(x), use_reentrant=self.reentrant)
+
+
+class Again(torch.autograd.Function):
+    """A block that keeps its input alone, and runs again in backward, as reversible networks do."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            found = torch.autograd.grad(ctx.block(x), (x, *ctx.block.parameters()), slopes)
+        return (None, *found)
+
+
+class Split(nn.Module):
+    """A block of two layers that is computed again in backward: by a checkpoint, by a function of its own, or not at all."""
+
+    def __init__(self, form: bool | str | None) -> None:
+        super().__init__()
+        self.stem, self.head, self.form = nn.Linear(4, 6), nn.Linear(6, 3), form
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.form is None:
+            return self.head(self.block(x))
+        if self.form == "own":
+            return self.head(Again.apply(self.block, x, *self.block.parameters()))
+        return self.head(checkpoint(self.block, x, use_reentrant=self.form))
 
 
 METHODS = {
@@ -100,6 +135,32 @@ class TestCheckpointing:
         for net in nets:
             (net(x).square().sum() + net(y).sin().sum()).backward()
         assert_same_gradients(ens, nets)
+
+    @pytest.mark.parametrize("method", [mt.Masksembles(members=M, feed="all", fewest=2), mt.BatchEnsemble(members=M)], ids=str)
+    @pytest.mark.parametrize("rows", [M, 2 * M, B])
+    @pytest.mark.parametrize("form", [True, False, "own"])
+    def test_masks_and_factors_are_the_member_s_in_backward(self, method: mt.Method, rows: int, form: bool | str) -> None:
+        """Masks of all members passed for one mask per row: with a multiple of M rows gradients were wrong in silence."""
+        ens = mt.ensemble(Split(form), method, torch.randn(M, 4), seed=0).train()
+        once = copy.deepcopy(ens)
+        once.template.form = None
+        x = torch.randn(rows, 4)
+        for each in (ens, once):
+            each(x).square().sum().backward()
+        for (name, parameter), expected in zip(ens.named_parameters(), once.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad, msg=name)
+
+    def test_a_step_by_rows_is_tried_with_its_backward(self) -> None:
+        """Factors of rows outside of a reentrant checkpoint are freed by its backward: training would fail."""
+        method = mt.BatchEnsemble(members=M, feed="part")
+        with pytest.raises(mt.ConversionError, match=r"in training each row .*BatchEnsemble\(feed='all'\)"):
+            mt.ensemble(Split(True), method, torch.randn(M, 4))
+
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+    def test_a_checkpoint_that_members_leave_in_the_middle(self, reentrant: bool) -> None:
+        """TreeNet branches at the checkpoint's last layer: the trunk was remembered, and the conversion refused."""
+        ens = mt.ensemble(Split(reentrant), mt.TreeNet(members=M, branch_at="block.2"), torch.randn(B, 4))
+        assert_separate(ens, torch.randn(B, 4), training=True)
 
     def test_after_a_step_of_training(self) -> None:
         """The copies that a checkpoint needs hold the ensemble's own tensors: they follow an optimiser and a move."""

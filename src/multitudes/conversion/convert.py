@@ -20,7 +20,7 @@ from multitudes.conversion.prove import prove, trains_by_rows
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
 from multitudes.engine.proof.executors import PER_MEMBER
-from multitudes.engine.proof.outcome import restored
+from multitudes.engine.proof.outcome import gradients_of, restored
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, InputError
@@ -165,14 +165,17 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
     step("a training step by rows")
     call = Inputs(*batch.inputs, **kwargs)
     try:
-        with restored(ens.template, "train"), torch.no_grad():
+        again = ens.engine.traits.copy_per_member  # backward runs forward again, and may fail
+        with restored(ens.template, "train"), torch.set_grad_enabled(again):
             try:
-                ens.run_drawn(call, False, rows, draws)
+                outputs = ens.run_drawn(call, False, rows, draws)
             except Exception:
                 if not ens.engine.untried:
                     raise
                 ens.prove_later(["fold", PER_MEMBER])
-                ens.run_drawn(call, False, rows, draws)
+                outputs = ens.run_drawn(call, False, rows, draws)
+            if again:
+                gradients_of(outputs, dict(ens.template.named_parameters()))
     except Exception as error:
         other = "feed='all'" if hasattr(method, "feed") else "draw='step'"
         raise ConversionError(

@@ -58,7 +58,10 @@ class MIMO(Method):
 
     def refused(self, structure: Structure) -> dict[str, str]:
         """Refuses first layers that are no sum over slots, and inputs that reach the outputs around first layers."""
-        reads = input_reads(structure)
+        try:
+            reads = input_reads(structure)
+        except NotImplementedError:
+            return {"": WRAPPED}
         if not reads.first or reads.around or reads.loose:
             return {"": _no_first_layer(reads)}
         bare = _bare_outputs(structure, reads)
@@ -218,6 +221,12 @@ def _obstacle(name: str, layer: nn.Module, call: tuple[Any, Any]) -> str | None:
         f"{kind} on the network's input is no product with its weight: put an nn.Linear, convolution or nn.Embedding before it"
     )
 
+
+WRAPPED = (
+    "forward runs layers inside torch.func (vmap, grad, jacrev), where what becomes of its inputs cannot be followed: "
+    "use another method, such as mt.MultiHead(members=3) or mt.BatchEnsemble()"
+)
+"""Why a network is refused in which tensors hide in wrappers of torch."""
 
 PRODUCTS = tuple(kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding))
 """What layers run whose outputs are known to add up over summands of their weight."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from zoo import ZOO
 
@@ -83,6 +83,38 @@ def test_a_quantised_part_may_be_shared_on_purpose() -> None:
     ens = mt.ensemble(model, mt.Deep(), torch.randn(2, 4), keep=["0"], seed=0)
     x = torch.randn(3, 4)
     torch.testing.assert_close(ens(x), torch.stack([ens.member(m)(x) for m in range(4)]))
+
+
+class Merging(nn.Linear):
+    """Adds a product of two small matrices to its weight in eval mode, and takes it away in training mode (LoRA)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.randn(outputs, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.up.data @ self.down.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.merged else y + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("method", [mt.Deep(), mt.Single(), mt.Masksembles()], ids=str)
+@pytest.mark.parametrize("mode", [True, False])
+def test_weights_that_switching_modes_changes_are_the_cause(method: mt.Method, mode: bool) -> None:
+    """The refusal spoke of a broken law, or of sizes of tensors, and said to keep layers, which did not help."""
+    model = nn.Sequential(Merging(4, 16), nn.ReLU(), nn.Linear(16, 5)).train(mode)
+    before = model[0].weight.clone()
+    with pytest.raises(mt.ConversionError, match=r"switching modes changes 0\.weight: Merging\.train\(\)") as caught:
+        mt.ensemble(model, method, torch.randn(2, 4))
+    assert "keep=" not in str(caught.value)
+    assert torch.equal(model[0].weight, before)
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet", "vit", "lstm", "weight_norm"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import multitudes as mt
 from multitudes.conversion.anatomy.structure import run_example
 from multitudes.conversion.resize.advice import advice
 from multitudes.engine.inputs import Inputs
@@ -94,3 +95,44 @@ def test_widths_are_rounded_to_what_heads_divide() -> None:
 def test_a_network_without_widths_among_its_arguments_is_named() -> None:
     text = advice(run_example(Fixed(), Inputs(torch.randn(2, 4)), 0))
     assert "Let Fixed take its width" in text
+
+
+class Generated(nn.Module):
+    """A weight that another network makes: what makes it grows with the square of the width."""
+
+    def __init__(self, width: int = 8, code: int = 4, classes: int = 5) -> None:
+        super().__init__()
+        self.code, self.maker = nn.Parameter(torch.randn(code)), nn.Linear(code, width * width)
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        return self.head((x @ self.maker(self.code).view(x.shape[1], -1)).relu())
+
+
+class Coded(nn.Module):
+    """Arguments that are no widths: a number of rounds, and the width of an output."""
+
+    def __init__(self, rounds: int = 4, latent: int = 6) -> None:
+        super().__init__()
+        self.first, self.mean, self.rounds = nn.Linear(4, 16), nn.Linear(16, latent), rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.rounds):
+            x = x.view(-1, 4, 4).softmax(-1).flatten(1)
+        return self.mean(x)
+
+
+def test_widths_that_other_layers_do_not_follow_are_named_with_their_values() -> None:
+    """The line had dots for the values."""
+    x = torch.randn(2, 4)
+    text = advice(run_example(Generated(width=16), Inputs(x), 0))
+    assert "Generated(width=round(16 * ratio), code=round(4 * ratio))" in text
+    factory = eval(text.partition("mt.ensemble(")[2].rpartition(", mt.Packed")[0], {"Generated": Generated})
+    assert mt.ensemble(factory, mt.Packed(members=4), x).members == 4
+
+
+def test_arguments_that_are_no_widths_are_not_in_the_line() -> None:
+    text = advice(run_example(Coded(), Inputs(torch.randn(2, 4)), 0))
+    assert "Let Coded take its width" in text and "rounds" not in text and "latent" not in text

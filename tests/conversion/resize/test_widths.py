@@ -341,3 +341,20 @@ def test_a_network_without_widths_is_refused_with_a_cause() -> None:
     """A choice of no width at all was taken for one, and the refusal gave an empty reason."""
     with pytest.raises(mt.errors.ConversionError, match="by its constructor: no argument was found whose double"):
         mt.ensemble(Hidden(), mt.Packed(members=4), torch.randn(3, 5))
+
+
+class InThrees(nn.Module):
+    """Channels in three groups: at two thirds of its width, 12 channels become 9, as 8 are illegal."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.width = width
+        self.first, self.norm, self.head = nn.Linear(4, width), nn.GroupNorm(3, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)).relu())
+
+
+def test_widths_are_rounded_to_threes_too() -> None:
+    thin = mt.resize(InThrees(), 2 / 3, ROWS)
+    assert thin.first.out_features == 9 and thin.resizing.way == "its constructor"

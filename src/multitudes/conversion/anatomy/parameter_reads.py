@@ -119,6 +119,18 @@ class ParameterReads(TorchFunctionMode):
                 self.weight_nodes |= {tensor.grad_fn for tensor in made if tensor.grad_fn is not None}
         return result
 
+    def add(self, *runs: ParameterReads) -> None:
+        """Adds what other runs read, such as one in training mode."""
+        for other in runs:
+            self.read_elsewhere |= other.read_elsewhere
+            self.functional_dropout |= other.functional_dropout
+            self.tables |= other.tables
+            self.other_reads |= other.other_reads
+            for name, axes in other.products.items():
+                self.products.setdefault(name, set()).update(axes)
+            for name, roles in other.roles.items():
+                self.roles.setdefault(name, set()).update(roles)
+
     def summed_axes(self) -> dict[str, int | None]:
         """Returns the parameters that are factors of products and nothing else, each with the axis summed over.
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Buffer, UninitializedBuffer, UninitializedParameter
 
-from multitudes.engine.modules import owning_module
+from multitudes.engine.modules import detached_copy, owning_module
+from multitudes.errors import listed
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, Buffer)
 
@@ -30,7 +31,26 @@ def refusals(model: nn.Module) -> dict[str, str]:
         reason = _of_tensor(tensor)
         if reason:
             reasons.setdefault(owning_module(name), reason)
+    if not reasons and (changed := _changed_by_train(model)):
+        kind = type(model.get_submodule(owning_module(changed[0]))).__name__
+        reasons[""] = (  # not by layer: nor can members share them
+            f"switching modes changes {listed(changed)}: {kind}.train() must leave weights as they are (merge_weights=False, "
+            "where the layer has it), since a trial would change members twice; merge those of ens.member(m)"
+        )
     return reasons
+
+
+def _changed_by_train(model: nn.Module) -> list[str]:
+    """Names the parameters that switching between training and eval mode changes, as layers do that merge weights."""
+    own = any(type(part).train is not nn.Module.train for part in model.modules())
+    if not own or any(parameter.is_meta for parameter in model.parameters()):
+        return []
+    probe, changed = detached_copy(model, {}), set[str]()
+    for mode in (not model.training, model.training):
+        before = {name: parameter.detach().clone() for name, parameter in probe.named_parameters()}
+        probe.train(mode)
+        changed |= {n for n, p in probe.named_parameters() if n not in before or not torch.equal(p, before[n])}
+    return sorted(changed)
 
 
 def _of_module(module: nn.Module) -> str | None:

@@ -265,6 +265,7 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
     new_buffers = sorted(dict(probe.named_buffers()).keys() - dict(model.named_buffers()).keys())
     if new_buffers:
         raise InputError(f"forward registers {', '.join(new_buffers)} on its first call: run the model once, then convert it")
+    reading.add(*_other_reads(model, inputs, way))
     structure = Structure(
         model=model,
         order=order,
@@ -293,6 +294,28 @@ def _observe(model: nn.Module, inputs: Inputs, way: str) -> Structure:
             "weights into an nn.ParameterList; a function or lambda that forward calls must not refer to the model"
         )
     return structure
+
+
+def _other_reads(model: nn.Module, inputs: Inputs, way: str) -> Iterator[ParameterReads]:
+    """Yields what copies of the model read in eval mode without gradients, and in training mode: other code may run there.
+
+    A large model runs on the meta device, where it can. Of modes in which it does not run nothing is known.
+    """
+    ways = ("whole",) if way == "whole" else ("meta", "whole")
+    for training in (False, True):
+        for each in ways:
+            with contextlib.suppress(Exception):  # one row is too few for BatchNorm, or values decide what runs
+                yield _reads(model, inputs, each, training)
+                break
+
+
+def _reads(model: nn.Module, inputs: Inputs, way: str, training: bool) -> ParameterReads:
+    """Returns what a copy of the model reads in training mode, or in eval mode without gradients."""
+    probe, call, around = _probe(model, inputs, way)
+    reading = ParameterReads(probe.train(training), call.tensors())
+    with torch.set_grad_enabled(training), seeded(0), around, reading:
+        probe(*call.args, **call.kwargs)
+    return reading
 
 
 @contextlib.contextmanager

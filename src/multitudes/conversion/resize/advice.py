@@ -44,16 +44,21 @@ def advice(structure: Structure, factory: Any = None) -> str:
         return f"Give a factory that makes it at any width, with your changes:  {_example(call)}"
     if text := _stream(structure) or _fixed(model):
         return text
+    call, widths = "", None
     try:
-        recipe = recipe_of(structure, factory)
-        call = written(model, recipe, _widths(recipe, structure, not is_known(model, factory))) if recipe else ""
+        if recipe := recipe_of(structure, factory):
+            widths = _widths(recipe, structure, not is_known(model, factory))
+            call = written(model, recipe, widths)
     except Exception:  # of a constructor; then the general line is given
-        call = ""
-    return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else _general(model)
+        pass
+    return f"Give a factory that makes it at any width:  {_example(call)}" if "ratio" in call else _general(model, widths == {})
 
 
-def _general(model: nn.Module) -> str:
-    """Writes what to type for a network whose widths are not known: its class, or configuration, and the names of arguments."""
+def _general(model: nn.Module, without: bool = False) -> str:
+    """Writes what to type for a network whose widths are not known: its class, or configuration, and the names of arguments.
+
+    `without` says that all arguments were tried, and none is a width.
+    """
     kind = type(model)
     if is_transformers(model):
         config: Any = model.config
@@ -71,7 +76,7 @@ def _general(model: nn.Module) -> str:
         return f"Give the call that made it, as a factory:  mt.ensemble(lambda: {call}, mt.Packed(...), x)"
     names = [name for name in list(inspect.signature(kind.__init__).parameters)[1:] if not re.search(OTHERS, name)]
     texts = ", ".join(f"{name}=..." for name in names)
-    if not names:
+    if not names or without:
         return (
             f"Let {kind.__name__} take its width, and give a factory:  {_example(f'{kind.__name__}(width=round(64 * ratio))')}"
         )
@@ -85,8 +90,17 @@ def _widths(recipe: Recipe, structure: Structure, guessed: bool) -> Multiples:
         paths: Collection[Path] = search.widths().paths
     except ConversionError:
         paths = search.alone()
-    multiples = {path: search.heads(path) for path in paths}
-    return {} if _fail(search, multiples) else multiples
+    for chosen in (paths, [path for path in search.numbers if _is_harmless(search, path)]):
+        multiples = {path: search.heads(path) for path in chosen}
+        if multiples and not _fail(search, multiples):
+            return multiples
+    return {}
+
+
+def _is_harmless(search: Search, path: Path) -> bool:
+    """Whether half of a number gives other sizes of parameters, and the same outputs: a width, if not the only one."""
+    effect = search.effect((path,)) or {}
+    return any(name in search.parameters for name, _ in effect) and not _fail(search, {path: search.heads(path)})
 
 
 def _fail(search: Search, widths: Multiples) -> bool:

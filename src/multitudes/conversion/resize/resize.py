@@ -117,9 +117,8 @@ def resize(
     model = selected(model, output)
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
     if reasons := refusals(net):
-        raise ConversionError(
-            f"{type(net).__name__} cannot be resized: {'; '.join(f'{n}: {why}' for n, why in reasons.items())}"
-        )
+        texts = "; ".join(f"{name or 'the model'}: {why}" for name, why in reasons.items())
+        raise ConversionError(f"{type(net).__name__} cannot be resized: {texts}")
     structure = run_example(net, checked_example(net, call_of(net, example), 0), seed)
     return resized(structure, None if isinstance(model, nn.Module) else model, ratio, seed, search_seconds)
 

@@ -174,7 +174,7 @@ class Search:
 
     def _sizes_no_parameter(self, group: tuple[Path, ...]) -> bool:
         """Whether doubled numbers change nothing or buffers alone, as the size of rotary embeddings does."""
-        dims = self._effect(group)
+        dims = self.effect(group)
         return dims is not None and not self.parameters & {name for name, _ in dims}
 
     def _scaled(self, paths: dict[Path, Any], ratio: float) -> tuple[dict[Path, Any], str]:
@@ -191,7 +191,7 @@ class Search:
 
     def _roundings(self, paths: dict[Path, Any], ratio: float) -> Iterator[tuple[int, dict[Path, Any]]]:
         seen = []
-        for multiple in (1, 0, 2, 4, 8, 16, 32, 64):
+        for multiple in (1, 0, 2, 3, 4, 6, 8, 12, 16, 32, 64):
             scaled = {}
             for path, value in paths.items():
                 divisor = max(multiple, 1) * (self.heads(path) if multiple != 1 else 1)
@@ -283,7 +283,7 @@ class Search:
             return None
         return net if kinds_of(net) == self.kinds and shapes_of(net).keys() == self.shapes.keys() else None
 
-    def _effect(self, paths: Iterable[Path]) -> Dims | None:
+    def effect(self, paths: Iterable[Path]) -> Dims | None:
         """Returns the sizes that change if these numbers are doubled; None if modules change too."""
         key = tuple(paths)
         if key not in self.effects:
@@ -300,10 +300,10 @@ class Search:
         while queue:
             group, dims = queue.pop(0)
             if covered & dims.keys():
-                joint = self._effect([*chosen, *group])
+                joint = self.effect([*chosen, *group])
                 if joint is None or not self._is_width(joint):
                     parts = constants.split(group) if isinstance(group[0], Place) else []
-                    queue = [(part, self._effect(part) or {}) for part in parts] + queue
+                    queue = [(part, self.effect(part) or {}) for part in parts] + queue
                     rest += [] if parts else [group]
                     continue
             chosen += group
@@ -321,7 +321,7 @@ class Search:
             if not group:
                 continue
             code = isinstance(group[0], Place)
-            dims = self._effect(group)
+            dims = self.effect(group)
             if dims is not None and self._is_width(dims, inputs=code):
                 reach.append((group, dims))
             else:
@@ -348,7 +348,7 @@ class Search:
                 kept.append(path)
             elif dims is None and self.numbers[path] in self.sizes:
                 failing.append(path)
-        joint = self._effect([*kept, *failing]) if failing else None
+        joint = self.effect([*kept, *failing]) if failing else None
         if joint and self._is_width(joint):
             needed = self._needed([*kept, *failing], failing)
             rest += constants.by_value(path for path in group if path not in needed)
@@ -360,7 +360,7 @@ class Search:
         """Leaves out numbers among the doubtful ones without which the same sizes change, as the length of a table of sines."""
         for part in constants.by_value(doubtful):
             fewer = [path for path in paths if path not in part]
-            without, together = self._effect(fewer), self._effect(paths)
+            without, together = self.effect(fewer), self.effect(paths)
             alike = of_tensors(without, self.parameters) == of_tensors(together, self.parameters)
             if without == together or (alike and self._check(fewer) in ([], self._check(paths))):
                 paths = fewer
@@ -377,8 +377,8 @@ class Search:
         queue = [[path for path in places if path not in effects]]
         while queue:
             part = queue.pop()
-            if part and (len(part) == 1 or self._effect(part) == {}):
-                effects.update(dict.fromkeys(part, self._effect(part)))
+            if part and (len(part) == 1 or self.effect(part) == {}):
+                effects.update(dict.fromkeys(part, self.effect(part)))
             elif part:
                 queue += [part[: len(part) // 2], part[len(part) // 2 :]]
         return effects
@@ -406,7 +406,7 @@ class Search:
         A number in code that changes nothing alone may be a threshold, which has to move with a width.
         """
         for group in rest:
-            effect = self._effect(group)
+            effect = self.effect(group)
             if (
                 effect != {}
                 and self._is_exact(group)
@@ -414,8 +414,8 @@ class Search:
                 and self._adds([*chosen, *group], chosen)
             ):
                 chosen = list(dict.fromkeys([*chosen, *group]))
-        failing = [g for g in rest if self._effect(g) is None and self._is_exact(g) and not set(g) <= set(chosen)]
-        thresholds = [group for group in rest if isinstance(group[0], Place) and self._effect(group) == {}]
+        failing = [g for g in rest if self.effect(g) is None and self._is_exact(g) and not set(g) <= set(chosen)]
+        thresholds = [group for group in rest if isinstance(group[0], Place) and self.effect(group) == {}]
         whole = [path for path in chosen if not isinstance(self.numbers[path], float)]  # what grows by a ratio grows with them
         bases = [whole, chosen] if whole != chosen else [chosen]
         for (one, other), base in itertools.islice(itertools.product(_pairs(failing, thresholds), bases), PAIRS):
@@ -427,15 +427,15 @@ class Search:
     def _with_loose(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds widths of loose matrices alone: parameters of modules that are no layers, as stacked experts are."""
         for group in rest:
-            dims = self._effect([*chosen, *group]) if self._widens_loose(group, chosen) else None
-            if dims is not None and self._is_width(dims) and dims.keys() > (self._effect(chosen) or {}).keys():
+            dims = self.effect([*chosen, *group]) if self._widens_loose(group, chosen) else None
+            if dims is not None and self._is_width(dims) and dims.keys() > (self.effect(chosen) or {}).keys():
                 chosen = [*chosen, *group]
         return chosen
 
     def _with_features(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds widths of fixed features that layers read: numbers of units in a reservoir, of random Fourier features."""
         for group in rest:
-            dims = self._effect(group) or {}
+            dims = self.effect(group) or {}
             if self._are_channels(dims) and makes_features(dims, self.full) and not self._check([*chosen, *group]):
                 chosen = [*chosen, *group]
                 self.features |= {name for name, _ in dims} - self.parameters
@@ -446,7 +446,7 @@ class Search:
 
         Channels are the last axis, or one of the last two of stacked matrices; tables of positions have one entry in front.
         """
-        dims, reached = self._effect(group), self._effect(chosen)
+        dims, reached = self.effect(group), self.effect(chosen)
         if not dims or not reached or any(re.search(COUNTS, str(path[-1]).lower()) for path in group):
             return False
         for (name, axis), (before, after) in dims.items():
@@ -459,8 +459,8 @@ class Search:
 
     def _adds(self, paths: list[Path], chosen: list[Path]) -> bool:
         """Whether these numbers are widths together, and reach more than those that were chosen."""
-        dims = self._effect(paths)
-        before = (self._effect(chosen) if chosen else {}) or {}
+        dims = self.effect(paths)
+        before = (self.effect(chosen) if chosen else {}) or {}
         if dims is None or not self._is_width(dims):
             return False
         return {dim for dim in dims if self._is_output(*dim)} > {dim for dim in before if self._is_output(*dim)}
@@ -534,7 +534,7 @@ class Search:
             return chosen, ""
         inputs = [group for group in rest if self._widens_inputs(group)]
         silent = [group for group in rest if self._sizes_no_parameter(group)]
-        failing = [group for group in rest if self._effect(group) is None and self._is_exact(group)]
+        failing = [group for group in rest if self.effect(group) is None and self._is_exact(group)]
         for more in [*inputs, tuple(path for group in inputs for path in group), *silent, *failing]:
             if more and not self._check([*chosen, *more]):
                 return [*chosen, *more], ""
@@ -549,14 +549,14 @@ class Search:
     def _refilled(self, chosen: list[Path], rest: list[tuple[Path, ...]]) -> list[Path]:
         """Adds widths that gave way to a number that was dropped."""
         for group in rest:
-            dims = self._effect(group)
+            dims = self.effect(group)
             if dims and self._is_width(dims) and self._adds([*chosen, *group], chosen) and not self._check([*chosen, *group]):
                 chosen = [*chosen, *group]
         return chosen
 
     def _widens_inputs(self, group: tuple[Path, ...]) -> bool:
         """Whether doubled numbers double the inputs of layers and nothing else: another part of the network makes these."""
-        dims = self._effect(group) or {}
+        dims = self.effect(group) or {}
         for (name, axis), (before, after) in dims.items():
             layer = self.full.get_submodule(owning_module(name))
             is_input = width_of(layer) > 0 and len(self.shapes[name]) > 1 and axis == 1 - output_axis(layer, "weight")

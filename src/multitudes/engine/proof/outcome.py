@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
+from multitudes.engine.counting import NO_HOOKS
 from multitudes.engine.draws import unwritten_names
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.kernels.ways import fp32_precisions
@@ -216,7 +217,7 @@ def without_backward(run: Callable[[], T]) -> T:
     """Calls a function whose forward runs with gradients on, as in training, and no backward: nothing is kept for one.
 
     Formed weights and activations are then freed as forward goes on. A network that computes gradients in forward needs what
-    it keeps, and runs again.
+    it keeps, and runs again; torch.func refuses the hooks that show it.
     """
     needed: list[bool] = []
 
@@ -227,9 +228,10 @@ def without_backward(run: Callable[[], T]) -> T:
     try:
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, unpack):
             result = run()
-    except Exception:
-        if not needed:
+    except Exception as error:
+        if not needed and NO_HOOKS not in str(error):
             raise
+        return run()
     return run() if needed else result
 
 

@@ -276,6 +276,7 @@ class Trial:
         replay.disabled = traits.no_replay
         coupled: set[str] = set()
         mutated: list[bool] = []
+        again_in_backward: set[str] = set()
 
         def look(name: str, args: tuple[Any, ...]) -> None:  # until forward has ended: backward may run forward again
             if not mutated and twin.owned and not all(replay.is_shared(tensor) for tensor in tree.tensors(args)):
@@ -296,10 +297,17 @@ class Trial:
 
         norms = [(n, norm) for n, norm in batch_norms(twin.template).items() if n in twin.shared_norms]
         handles = [norm.register_forward_pre_hook(lambda _, args, n=n: look(n, args)) for n, norm in norms]
+        for name in {owning_module(name) for name in twin.owned}:
+            part = twin.template.get_submodule(name)
+            handles.append(
+                part.register_forward_pre_hook(lambda _, __, n=name: again_in_backward.update([n] if mutated else []))
+            )
         with _only_read(twin.template, written):
             outcome = self._run(run, twin, self.inputs, mode)
         for handle in handles:
             handle.remove()
+        if again_in_backward and twin.members > 1 and not traits.copy_per_member:  # all members' tensors are there by then
+            raise RunError(f"backward runs {listed(again_in_backward)} again, whose tensors members own")
         if replay.disabled and twin.owned:
             coupled |= twin.shared_norms
         self.engine.traits = replace(
@@ -320,6 +328,8 @@ class Trial:
         if mode == "train" and engine.traits.coupled:
             return
         differs = None if loop.random else self._difference_from_plain(mode)
+        if differs and engine.traits.copy_per_member and not engine.traits.no_replay:  # a checkpoint over part of the trunk
+            engine.traits = replace(engine.traits, no_replay=True)
         if differs:  # more is known about the network now than in the first run
             loop = self._run(run_loop, self.copy(), self.inputs, mode)
             random = not repeats_afresh(self.engine, self.inputs, mode, run_loop, (0, 1))  # what is stored is no noise
