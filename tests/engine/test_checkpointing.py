@@ -174,3 +174,15 @@ class TestCheckpointing:
             optimiser.step()
             assert not torch.equal(before, ens(torch.ones(B, 4)))
         assert_separate(ens, torch.randn(B, 4), training=True)
+
+
+def test_dropout_in_layers_that_run_again_with_other_numbers() -> None:
+    """A function of its own that runs a block again in backward draws other masks there; torch's checkpoints keep them."""
+    x, y = torch.randn(B, 4), torch.randint(3, (B,))
+    with pytest.raises(mt.ConversionError, match=r"backward runs block.0, block.2 again.*position=\['head'\]") as error:
+        mt.ensemble(Split("own"), mt.MCDropout(members=M), x)
+    typed = str(error.value).rpartition("elsewhere: ")[2]
+    ens = mt.ensemble(Split("own"), eval(typed, {"mt": mt}), x)  # the line that it says to type
+    ens.loss(x, y, nn.functional.cross_entropy).backward()
+    for form in (True, False):
+        mt.ensemble(Split(form), mt.MCDropout(members=M), x)

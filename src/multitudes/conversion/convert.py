@@ -17,13 +17,14 @@ from multitudes.conversion.draft import UNUSED, Draft, make_draft
 from multitudes.conversion.last_operation import warn_of_last_operation
 from multitudes.conversion.plan import Plan
 from multitudes.conversion.prove import prove, trains_by_rows
+from multitudes.engine.draws import drawing_layers
 from multitudes.engine.inputs import BatchAxis, Inputs, count_rows, fresh_inputs
 from multitudes.engine.modules import Factory, on_meta
 from multitudes.engine.proof.executors import PER_MEMBER
 from multitudes.engine.proof.outcome import gradients_of, restored
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, InputError
+from multitudes.errors import ConversionError, InputError, listed
 from multitudes.method import Method
 from multitudes.prediction.tasks import checked_task, unlike_task
 from multitudes.settings import check_value
@@ -133,6 +134,7 @@ def ensemble(
         ens.class_axis = class_axis
         if not draft.on_meta:
             _check_step(draft, ens)
+            _check_noise(draft, ens)
     return ens
 
 
@@ -182,6 +184,47 @@ def _check_step(draft: Draft, ens: Ensemble) -> None:
             f"{method.as_typed()} cannot convert this {draft.plan.model}: in training each row goes to one member, and then it "
             f"fails: {' '.join(str(error).split())[:400]}. Run every member on all rows: {type(method).__name__}({other})"
         ) from error
+
+
+def _check_noise(draft: Draft, ens: Ensemble) -> None:
+    """Refuses dropout in layers that backward runs again with other random numbers: its gradients would be of other masks."""
+    method, engine = draft.method, ens.engine
+    if not method.draws_by_shape or not engine.traits.copy_per_member:  # backward runs no layer again
+        return
+    on_gpu = engine.device_type == "cuda"
+    states: dict[str, set[bytes]] = {}
+    faults: set[str] = set()
+    ended: list[bool] = []
+
+    def look(name: str) -> None:
+        state = (torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state()).numpy().tobytes()
+        if not ended:
+            states.setdefault(name, set()).add(state)
+        elif state not in states.get(name, ()):
+            faults.add(name)
+
+    step("noise of layers that backward runs again")
+    batch = ens.batch(fresh_inputs(draft.given.small.two_rows), torch.zeros(2))
+    kwargs = dict(batch.kwargs)
+    draws = kwargs.pop("draws")
+    layers = dict(drawing_layers(ens.template))
+    hooks = [part.register_forward_pre_hook(lambda _, __, n=name: look(n)) for name, part in layers.items()]  # type: ignore[attr-defined]
+    try:
+        with restored(ens.template, "train"), torch.enable_grad():
+            outputs = ens.run_drawn(Inputs(*batch.inputs, **kwargs), False, None, draws)
+            ended.append(True)
+            gradients_of(outputs, dict(ens.template.named_parameters()))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if faults:
+        others = [name for name in layers if name not in faults]
+        elsewhere = f"drop elsewhere: mt.MCDropout(position={others})" if others else "use mt.Deep(members=4)"
+        raise ConversionError(
+            f"{method.as_typed()} cannot convert this {draft.plan.model}: backward runs {listed(sorted(faults))} again, with "
+            "other random numbers than forward. Run them by torch.utils.checkpoint.checkpoint, which keeps the numbers, or "
+            f"{elsewhere}"
+        )
 
 
 def _converts(drafted: Callable[[], Draft]) -> bool:

@@ -27,6 +27,9 @@ FEWEST = 8
 TOLERANCE = 1e-4
 """Largest difference of outputs that rounding explains, as a share of the largest output."""
 
+SLOW = 1.5
+"""Times as long as an ordinary call, from which the graph is not used: a machine may lack fast kernels for some layers."""
+
 LARGE = 2 * 10**6
 """Multiply-adds of a linear layer from which oneDNN's product is faster: its call takes longer than torch's own."""
 
@@ -67,17 +70,20 @@ class Prepared:
             return self.graph(*_read(engine, call))
 
     def _prepare(self, engine: Engine, call: Inputs) -> None:
-        """Makes the graph, and compares it with an ordinary call."""
+        """Makes the graph, and compares its outputs and its time with those of an ordinary call."""
         self.graph = None
         with torch.inference_mode(False), torch.no_grad():
+            tensors = _read(engine, call)
             try:
-                graph = graph_of_members(engine)
-                found = graph(*_read(engine, call))
+                graph = graph_of_members(engine, tensors)
+                found = graph(*tensors)
             except RuntimeError:  # oneDNN lacks an operation on this machine
                 return
             wanted = run(engine, call, False, None)
             largest = max(float(wanted.abs().max()), 1e-30) if wanted.numel() else 1.0
-            if torch.allclose(found, wanted, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
+            if not torch.allclose(found, wanted, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
+                return
+            if _seconds(lambda: graph(*tensors)) < SLOW * _seconds(lambda: run(engine, call, False, None)):
                 self.graph = graph
 
 
@@ -112,17 +118,40 @@ def _read(engine: Engine, call: Inputs) -> list[Tensor]:
     return template.read_tensors(call)
 
 
-def graph_of_members(engine: Engine) -> fx.GraphModule:
-    """Returns the graph of a frozen network once for all members, ``[M, B, ...]``."""
+def graph_of_members(engine: Engine, tensors: Sequence[Tensor]) -> fx.GraphModule:
+    """Returns the graph of a frozen network once for all members, ``[M, B, ...]``; `tensors` show the sizes of images."""
     network: Any = engine.template.graph
     owned = {name.removeprefix("graph.") for name in engine.owned}
-    return _Unrolled(network, owned).of_members(engine.members)
+    images = _Images(network, owned)
+    images.run(*tensors)
+    return _Unrolled(network, owned, images.sizes).of_members(engine.members)
+
+
+class _Images(fx.Interpreter):
+    """Runs the network of the first member, and keeps the sizes of the images that convolutions are given."""
+
+    def __init__(self, network: fx.GraphModule, owned: set[str]) -> None:
+        super().__init__(network)
+        self.owned = owned
+        self.sizes: dict[fx.Node, list[int]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs an operation."""
+        if n.target is FUSED:
+            self.sizes[n] = list(self.fetch_args_kwargs_from_env(n)[0][0].shape)
+        return super().run_node(n)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Returns a stored tensor, of the first member if members own it."""
+        tensor = super().get_attr(target, args, kwargs)
+        return tensor[0] if target in self.owned else tensor
 
 
 class _Unrolled:
     """A graph that has the operations of a network once for each member, and those that members share once."""
 
-    def __init__(self, network: fx.GraphModule, owned: set[str]) -> None:
+    def __init__(self, network: fx.GraphModule, owned: set[str], sizes: dict[fx.Node, list[int]]) -> None:
+        self.sizes = sizes
         self.nodes = list(network.graph.nodes)
         self.stored: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         self.owned, self.root, self.graph = owned, nn.Module(), fx.Graph()
@@ -196,7 +225,8 @@ class _Unrolled:
         stride, padding, dilation, groups = node.args[5:]
 
         def packed(kernel: Tensor) -> Tensor:
-            return _onednn._reorder_convolution_weight(kernel, padding, stride, dilation, groups)
+            size = self.sizes[node]  # without it oneDNN may choose an order for which it has slow kernels alone
+            return _onednn._reorder_convolution_weight(kernel, padding, stride, dilation, groups, size)
 
         return self.graph.call_function(convolution, (x, self._tensor(str(node.args[1].target), m, packed), *given))
 
@@ -247,11 +277,16 @@ def products_pay() -> bool:
     x, weight = torch.randn(256, 256), torch.randn(256, 256)
     packed = _onednn._reorder_linear_weight(weight)
 
-    def seconds(call: Callable[[], Any]) -> float:
+    ways = (lambda: F.linear(x, weight), lambda: _onednn._linear_pointwise(x, packed, None, "none", [], ""))
+    usual, prepared = (_seconds(way, 7) for way in ways)
+    return prepared < 0.95 * usual
+
+
+def _seconds(call: Callable[[], Any], times: int = 2) -> float:
+    """Returns the seconds of the quickest of several calls."""
+    found = []
+    for _ in range(times):
         begun = time.perf_counter()
         call()
-        return time.perf_counter() - begun
-
-    ways = (lambda: F.linear(x, weight), lambda: _onednn._linear_pointwise(x, packed, None, "none", [], ""))
-    usual, prepared = (min(seconds(way) for _ in range(7)) for way in ways)
-    return prepared < 0.95 * usual
+        found.append(time.perf_counter() - begun)
+    return min(found)
