@@ -358,3 +358,26 @@ class InThrees(nn.Module):
 def test_widths_are_rounded_to_threes_too() -> None:
     thin = mt.resize(InThrees(), 2 / 3, ROWS)
     assert thin.first.out_features == 9 and thin.resizing.way == "its constructor"
+
+
+class HeadsByWidth(nn.Module):
+    """Attention whose number of heads follows from their width, with a table of positions for each head, as MaxViT's."""
+
+    def __init__(self, dim: int = 32, dim_head: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        assert dim % dim_head == 0, "dim should be divisible by dim_head"
+        self.heads = dim // dim_head
+        self.embed, self.qkv, self.head = nn.Linear(7, dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, classes)
+        self.positions = nn.Parameter(torch.randn(self.heads, 9, 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + self.positions
+        return self.head((scores.softmax(-1) @ v).transpose(1, 2).flatten(2).mean(1))
+
+
+def test_the_width_of_heads_follows_where_their_number_has_parameters() -> None:
+    x = torch.randn(3, 9, 7)
+    ens = mt.ensemble(HeadsByWidth(), mt.Packed(members=4, alpha=2), x, seed=0)
+    assert ens.template.heads == 4
+    assert ens.get_parameter("qkv.weight").shape == (4, 48, 16) and ens.get_parameter("positions").shape == (4, 4, 9, 9)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from multitudes.conversion.resize import constants
@@ -52,10 +53,31 @@ def is_head_count(path: Path) -> bool:
     return "head" in name and not re.search("dim|size|channel|width|hidden|conv|init|scale|drop|bias|d_head|per_head", name)
 
 
+def is_head_width(path: Path) -> bool:
+    """Whether an argument is the width of an attention head, by its name: it scales where the number of heads is kept."""
+    return bool(re.fullmatch("(attention_|attn_)?(dim_heads?|d_head|heads?_(dim|size|width|channels))", _name(path)))
+
+
 def is_expert_count(path: Path) -> bool:
     """Whether an argument is a number of experts, by its name: they stand along an axis of their own."""
     name = _name(path)
     return "experts" in name and not re.search("dim|size|channel|width|hidden", name)
+
+
+def heads_at(path: Path, numbers: Mapping[Path, Any]) -> int:
+    """Returns the number of heads that a width must be divisible by: of the same stage, if there is one per stage."""
+    counts = []
+    for other, value in numbers.items():
+        if (
+            not isinstance(other, Place)
+            and is_head_count(other)
+            and isinstance(value, int)
+            and other[: trunk(other)] == path[: trunk(path)][: trunk(other)]
+        ):
+            stages = isinstance(other[-1], int)
+            if not stages or not isinstance(path[-1], int) or other[-1] == path[-1]:
+                counts.append(value)
+    return math.lcm(*(c for c in counts if c > 0)) if counts else 1
 
 
 def trunk(path: Path) -> int:

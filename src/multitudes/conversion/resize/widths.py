@@ -29,7 +29,16 @@ from multitudes.conversion.resize.constants import Path, Place
 from multitudes.conversion.resize.dims import Dims, changed_dims, of_tensors, output_axis, primes, shapes_of
 from multitudes.conversion.resize.features import makes_features
 from multitudes.conversion.resize.recipe import Recipe
-from multitudes.conversion.resize.roles import COUNTS, fine_groups, groups, is_expert_count, is_head_count, split, trunk
+from multitudes.conversion.resize.roles import (
+    COUNTS,
+    fine_groups,
+    groups,
+    heads_at,
+    is_expert_count,
+    is_head_count,
+    is_head_width,
+    split,
+)
 from multitudes.engine.modules import named_tensors, owning_module
 from multitudes.engine.program import META, Decisions, without_values
 from multitudes.errors import ConversionError
@@ -160,11 +169,13 @@ class Search:
         raise ConversionError(problem)
 
     def _companions(self, widths: Widths) -> Iterator[dict[Path, Any]]:
-        """Yields numbers that may have to follow the widths: none, then each that divides a width and sizes no parameter.
-
-        The width of rotary embeddings is such a number: it must not exceed that of a head.
-        """
+        """Yields numbers that may have to follow the widths: none, widths of heads, then each that divides a width and sizes no
+        parameter, as the width of rotary embeddings does, which must not exceed that of a head."""
         yield {}
+        if of_heads := {
+            path: value for path, value in self.numbers.items() if is_head_width(path) and path not in widths.paths
+        }:
+            yield of_heads
         whole = [value for value in widths.paths.values() if isinstance(value, int)]
         for path, value in self.numbers.items():
             divides = isinstance(value, int) and value > 1 and any(width % value == 0 for width in whole)
@@ -212,19 +223,8 @@ class Search:
         return scaled
 
     def heads(self, path: Path) -> int:
-        """Returns the number of heads that a width must be divisible by: of the same stage, if there is one per stage."""
-        counts = []
-        for other, value in self.numbers.items():
-            if (
-                not isinstance(other, Place)
-                and is_head_count(other)
-                and isinstance(value, int)
-                and other[: trunk(other)] == path[: trunk(path)][: trunk(other)]
-            ):
-                stages = isinstance(other[-1], int)
-                if not stages or not isinstance(path[-1], int) or other[-1] == path[-1]:
-                    counts.append(value)
-        return math.lcm(*(c for c in counts if c > 0)) if counts else 1
+        """Returns the number of heads that a width must be divisible by."""
+        return heads_at(path, self.numbers)
 
     def wrong_at(self, scaled: dict[Path, Any]) -> str:
         """Says what is wrong with the network of these widths; "" if nothing is."""
