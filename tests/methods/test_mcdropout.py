@@ -483,3 +483,23 @@ def test_a_forward_that_writes_into_a_weight_leaves_the_given_model_alone() -> N
     ens = mt.ensemble(model, mt.MCDropout(members=3), X)
     assert torch.equal(model.last.weight, before)
     assert torch.equal(ens.template.last.weight, before)
+
+
+class AroundInTraining(nn.Module):
+    """Multiplies by a layer's weight itself in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).relu()
+        x = nn.functional.linear(x, self.b.weight, self.b.bias) if self.training else self.b(x)
+        return self.c(x.relu())
+
+
+def test_the_plan_names_layers_that_training_does_not_call() -> None:
+    """No unit is dropped before them there."""
+    notes = mt.plan(AroundInTraining(), mt.MCDropout(members=3), torch.randn(5, 4)).notes
+    assert "in training, forward did not call b: nothing is dropped before it there" in notes
+    assert not any("did not call" in note for note in mt.plan(AroundInTraining(), mt.Deep(members=3), torch.randn(5, 4)).notes)

@@ -21,7 +21,7 @@ from multitudes.conversion.arguments import checked_arguments
 from multitudes.conversion.plan import Entry, Plan
 from multitudes.engine.call_form import packing, signature_of
 from multitudes.engine.converted import Formed
-from multitudes.engine.draws import set_draws, unwritten_names
+from multitudes.engine.draws import drawing_layers, set_draws, unwritten_names
 from multitudes.engine.inputs import BatchAxis, count_rows
 from multitudes.engine.modules import (
     Factory,
@@ -250,10 +250,18 @@ def _without_unseen(draft: Draft, run: TrainingRun, kept: Sequence[str]) -> Draf
     refused = _refused(given, _writes(draft, run), ()) or shared
     light = run.runs and not run.written and not run.set_once
     if not refused:
-        return replace(draft, light=light)
+        return replace(draft, light=light, plan=replace(draft.plan, notes=(*draft.plan.notes, *_undropped(draft, run))))
     plan, names = draft.plan, {entry.name for entry in refused}
     converted, shared = (tuple(e for e in entries if e.name not in names) for entries in (plan.converted, plan.shared))
     return replace(draft, plan=replace(plan, refused=refused, converted=converted, shared=shared))
+
+
+def _undropped(draft: Draft, run: TrainingRun) -> list[str]:
+    """Notes layers before which a method drops units at prediction, but which a training step did not call."""
+    if not draft.method.draws_by_shape:
+        return []
+    names = sorted(name for name, _ in drawing_layers(draft.network) if name in run.left_out)
+    return [f"in training, forward did not call {listed(names)}: nothing is dropped before it there"] if names else []
 
 
 def _writes(draft: Draft, run: TrainingRun) -> dict[str, str]:

@@ -28,6 +28,8 @@ class TrainingRun:
 
     layers: frozenset[str] = frozenset()
     """Layers that run in training mode but not in eval mode, such as an auxiliary head."""
+    left_out: frozenset[str] = frozenset()
+    """Layers that run in eval mode but did not in training mode: other code does their work there, or chance left them out."""
     set_once: frozenset[str] = frozenset()
     """Parameters that the first call sets, and later ones do not: they start by the first batch."""
     written: frozenset[str] = frozenset()
@@ -60,8 +62,14 @@ def _run(structure: Structure, seed: int, refuse: bool) -> TrainingRun:
         raise
     except Exception:  # a network that does not train on the example
         return TrainingRun(runs=False)
-    layers = frozenset(called - structure.order.keys())
-    return TrainingRun(layers, frozenset(first - again), frozenset(first & again), frozenset(first & replaced))
+    layers = {name for name, module in probe.named_modules() if is_layer(module)}
+    return TrainingRun(
+        layers=frozenset(called - structure.order.keys()),
+        left_out=frozenset((layers & structure.order.keys()) - called),
+        set_once=frozenset(first - again),
+        written=frozenset(first & again),
+        replaced=frozenset(first & replaced),
+    )
 
 
 def _written(probe: nn.Module, structure: Structure, seed: int, refuse: bool) -> tuple[set[str], set[str]]:
