@@ -5,7 +5,7 @@ python docs/cost_table.py --write    puts it into docs/methods.md
 python docs/cost_table.py --check    fails if the page has other parameters or multiply-adds; latency is not checked, and the
                                      counts of compact ensembles are tested in tests/conversion/test_compact.py
 
-Latency is that of one CPU thread, relative to the single network's; the two are timed in turn.
+Latency is that of one CPU thread, as it is and frozen, relative to the single network's; both are timed in turn.
 """
 
 from __future__ import annotations
@@ -69,19 +69,23 @@ def rows(name: str, method: mt.Method, planned: Counts) -> list[str]:
 
 
 def row(name: str, text: str, ens: mt.Ensemble, work: int | None = None) -> str:
-    """Formats a row: counts for one image, memory of a training step, latency relative to the single network's."""
-    cost = mt.cost(ens, torch.randn(BATCH, 3, 32, 32), repeats=5)
+    """Formats a row: counts for one image, memory of a training step, latencies relative to the single network's."""
+    x = torch.randn(BATCH, 3, 32, 32)
+    cost = mt.cost(ens, x, repeats=5)
     ens_cost, base = cost.ensemble, cost.base
+    frozen = mt.cost(ens.eval().freeze(x), x, repeats=5)
     giga, memory = (work or ens_cost.multiply_adds / BATCH) / 1e9, f"{ens_cost.memory / 2**20:.0f} MiB"
-    return (
-        f"| {name} | `{text}` | {ens_cost.parameters:,} | {giga:.3f} G | {memory} | {ens_cost.latency / base.latency:.1f} × |"
-    )
+    latencies = f"{ens_cost.latency / base.latency:.1f} × | {frozen.ensemble.latency / frozen.base.latency:.1f} ×"
+    return f"| {name} | `{text}` | {ens_cost.parameters:,} | {giga:.3f} G | {memory} | {latencies} |"
 
 
 def table() -> str:
     """One row for each network and method."""
     torch.set_num_threads(1)
-    lines = ["| network | method | parameters | multiply-adds | memory | latency |", "|---|---|---:|---:|---:|---:|"]
+    lines = [
+        "| network | method | parameters | multiply-adds | memory | latency | frozen |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
     planned = counts()
     for name in NETWORKS:
         for method in methods():
