@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from multitudes.engine.kernels.convolution import beside, by_member, first, in_rows, run_under_vmap, second
+from multitudes.engine.kernels.products import product_of_rows
 from multitudes.errors import RunError
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
@@ -47,7 +48,7 @@ def linear_of_members(members: int, dims: Sequence[Any], x: Tensor, weight: Tens
         return y.unflatten(-1, weight.shape[:2]), y.ndim - 1
     x = first(x, dims[0], members)
     rows = x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
-    y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    y = product_of_rows(rows, weight, bias)
     return (y.squeeze(1) if x.ndim == 2 else y.unflatten(1, x.shape[1:-1])), 0
 
 

@@ -1,7 +1,11 @@
-"""Products of pixels: 1 × 1 convolutions of all members whose channels lie beside each other, without a copy.
+"""Products of all members' matrices without copies.
 
-torch.bmm reads such pixels, but puts members in front of its result, and the layers after it would copy that back. Here the
-result is written where grouped convolutions and BatchNorm want it: ``[B, (M K), ...]``, channels last.
+Pixels: torch.bmm reads 1 × 1 convolutions whose channels lie beside each other, but puts members in front of its result, and
+the layers after it would copy that back. Here the result is written where grouped convolutions and BatchNorm want it:
+``[B, (M K), ...]``, channels last.
+
+Rows: the gradient of torch.bmm's second matrix is laid out like that matrix, which is a transposed weight. Autograd copies it
+into the layout of the weight, on a CPU in more time than the product takes. Here it is computed in that layout.
 """
 
 from __future__ import annotations
@@ -13,11 +17,17 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
     "product_of_pixels(Tensor x, Tensor weights) -> Tensor", tags=(torch.Tag.flexible_layout,)
 )  # else inputs are copied
+
+_library.define("product_of_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+LARGE = 2**16
+"""Entries of weights from which the copy of their gradient takes longer than to call an operator of our own."""
 
 SMALL = 2**19
 """The gradient of weights is one wide product ``[(M K), (M C)]`` if that has at most so many entries, else a batched one. A
@@ -82,3 +92,48 @@ def gradient_of_weights(rows: Tensor, gradient: Tensor) -> Tensor:
 
 
 torch.library.register_autograd("multitudes::product_of_pixels", _backward, setup_context=_keep, lib=_library)
+
+
+@torch.library.impl(_library, "product_of_rows", "CompositeExplicitAutograd")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return plain_product(x, weight, bias)
+
+
+@torch.library.register_fake("multitudes::product_of_rows", lib=_library)  # type: ignore[untyped-decorator]
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
+
+
+def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiplies rows ``[M, B, C]`` by members' weights ``[M, K, C]`` with torch's operations. Returns ``[M, B, K]``."""
+    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+
+def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Does the same, with gradients in the layout of the weights where they are large."""
+    given = [x, weight] if bias is None else [x, weight, bias]
+    trains = torch.is_grad_enabled() and weight.requires_grad and weight.numel() >= LARGE
+    if not trains or torch.compiler.is_compiling() or not can_be_an_operator(*given):
+        return plain_product(x, weight, bias)
+    return torch.ops.multitudes.product_of_rows(x, weight, bias)
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward_of_rows(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    of_x = torch.bmm(gradient, weight) if needs_x else None
+    of_weight = torch.bmm(gradient.mT, x) if needs_weight else None
+    return of_x, of_weight, gradient.sum(1) if needs_bias else None
+
+
+torch.library.register_autograd("multitudes::product_of_rows", _backward_of_rows, setup_context=_keep_rows, lib=_library)
+
+
+@register_flop_formula(torch.ops.multitudes.product_of_rows)
+def _(x: tuple[int, int, int], weight: tuple[int, int, int], *_: Any, **__: Any) -> int:
+    """Counts two operations for each multiply-add; torch counts none for operators that it does not know."""
+    return 2 * math.prod(x) * weight[1]
