@@ -250,6 +250,13 @@ class TestCanBePrepared:
         handle.remove()
         assert torch.func.vmap(lambda x: torch.tensor(float(self.can(frozen, x))))(images(3)[None]).item() == 0
 
+    def test_a_default_device_is_nobody_who_sees_operations(self, frozen: mt.Ensemble) -> None:
+        x = images(3)
+        with torch.device("meta"):
+            assert self.can(frozen, x)
+            found = frozen(x)
+        torch.testing.assert_close(found, usual(frozen, x), rtol=1e-5, atol=1e-6)
+
     def test_without_onednn(self, frozen: mt.Ensemble) -> None:
         torch._C._set_mkldnn_enabled(False)
         try:
