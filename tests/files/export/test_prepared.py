@@ -196,6 +196,22 @@ def test_thin_layers_of_compact_ensembles_have_fast_kernels() -> None:
     assert ours < 3 * theirs + 0.001
 
 
+@pytest.mark.parametrize("bad", [lambda x: x[:0], lambda x: x + torch.nan, lambda x: x + torch.inf])
+def test_a_call_without_finite_outputs_decides_nothing(bad: Callable[[Tensor], Tensor]) -> None:
+    frozen, x = copy.deepcopy(made(mt.Deep(members=2)).freeze()), images(3)
+    torch.testing.assert_close(frozen(bad(x)), usual(frozen, bad(x)), equal_nan=True)
+    assert graph(frozen) is None
+    torch.testing.assert_close(frozen(x), usual(frozen, x), rtol=1e-5, atol=1e-6)
+    assert graph(frozen) is not None
+
+
+def test_some_outputs_that_are_not_finite_are_compared_too() -> None:
+    frozen, x = copy.deepcopy(made(mt.Deep(members=2)).freeze()), images(3)
+    x[1] = torch.nan
+    frozen(x)
+    assert graph(frozen) is not None
+
+
 def test_operations_that_a_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(engine: Any, tensors: list[Tensor]) -> None:
         raise NotImplementedError("could not run 'mkldnn::_convolution_pointwise'")

@@ -61,30 +61,36 @@ class Prepared:
         if not can_be_prepared(engine, call):
             return run(engine, call, False, None)
         places = tuple([(t.data_ptr(), t._version, t.dtype, t.shape, t.stride()) for t in stored_tensors(engine)])
-        if places != self.places:
-            self._prepare(engine, call)
+        if places != self.places and self._prepare(engine, call):
             self.places = places
         if self.graph is None:
             return run(engine, call, False, None)
         with torch.no_grad():
             return self.graph(*_read(engine, call))
 
-    def _prepare(self, engine: Engine, call: Inputs) -> None:
-        """Makes the graph, and compares its outputs and its time with those of an ordinary call."""
+    def _prepare(self, engine: Engine, call: Inputs) -> bool:
+        """Makes the graph, and compares its outputs and its time with those of an ordinary call.
+
+        Returns False if no output of this call is finite: then it cannot tell, and another call is tried.
+        """
         self.graph = None
         with torch.inference_mode(False), torch.no_grad():
+            wanted = run(engine, call, False, None)
+            finite = wanted[wanted.isfinite()]
+            if not finite.numel():
+                return False
             tensors = _read(engine, call)
             try:
                 graph = graph_of_members(engine, tensors)
                 found = graph(*tensors)
             except RuntimeError:  # oneDNN lacks an operation on this machine
-                return
-            wanted = run(engine, call, False, None)
-            largest = max(float(wanted.abs().max()), 1e-30) if wanted.numel() else 1.0
+                return True
+            largest = max(float(finite.abs().max()), 1e-30)
             if not torch.allclose(found, wanted, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
-                return
+                return True
             if _seconds(lambda: graph(*tensors)) < SLOW * _seconds(lambda: run(engine, call, False, None)):
                 self.graph = graph
+        return True
 
 
 def can_be_prepared(engine: Engine, call: Inputs) -> bool:
