@@ -1,7 +1,7 @@
 """Prepared calls: a frozen ensemble on a CPU runs as one graph of all members, with weights in the order of oneDNN's kernels.
 
 An ordinary call brings the weights of every layer into that order anew, which takes longer than the layer if rows are few. Here
-that is done once. Additions and activations behind a layer are computed with it, and what members share is computed once.
+that is done once. Additions and GELUs behind a layer are computed with it, and what members share is computed once.
 """
 
 from __future__ import annotations
@@ -238,43 +238,43 @@ class _Unrolled:
 
     def _linear(self, node: Any, found: dict[fx.Node, Any], m: int) -> tuple[fx.Node, fx.Node]:
         x, weight, *bias = fx.map_arg(node.args, found.__getitem__)
-        last, name, kind = _activation(node)
+        last, gelu = _gelu_after(node)
         packed = self._tensor(str(node.args[1].target), m, _onednn._reorder_linear_weight)
-        return last, self.graph.call_function(linear, (x, packed, weight, bias[0] if bias else None, name, kind))
+        return last, self.graph.call_function(linear, (x, packed, weight, bias[0] if bias else None, gelu))
 
 
-def _activation(node: fx.Node) -> tuple[fx.Node, str, str]:
-    """Returns the activation that alone reads a layer's result, by node, name and kind; the layer itself if there is none."""
-    if len(node.users) == 1:
-        user = next(iter(node.users))
-        if user.target is F.relu and user.args == (node,) and not user.kwargs:
-            return user, "relu", ""
-        if user.target is F.gelu and user.args == (node,):
-            return user, "gelu", str(user.kwargs.get("approximate", "none"))
-    return node, "none", ""
+def _gelu_after(node: fx.Node) -> tuple[fx.Node, str | None]:
+    """Returns the GELU that alone reads a layer's result, and its kind; the layer itself and None if there is none."""
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    if user is None or user.target is not F.gelu or user.args != (node,):
+        return node, None
+    return user, str(user.kwargs.get("approximate", "none"))
 
 
 def convolution(
     x: Tensor, packed: Tensor, kernel: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool, *how: Any
 ) -> Tensor:
-    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way."""
+    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way.
+
+    The ReLU is torch's: oneDNN's makes 0 of NaN.
+    """
     if len(x) == 1 and x.numel() <= TINY and kernel.shape[1:] == (x.shape[1], 1, 1):
         return FUSED(x, kernel, bias, other, relu, *how)
     stride, padding, dilation, groups = how
     given = (packed, bias, padding, stride, dilation, groups)
     if other is None:
-        return _onednn._convolution_pointwise(x, *given, "relu" if relu else "none", [], "")
-    return _onednn._convolution_pointwise.binary(x, other, *given, "add", 1.0, "relu" if relu else None, [], "")
+        y = _onednn._convolution_pointwise(x, *given, "none", [], "")
+    else:
+        y = _onednn._convolution_pointwise.binary(x, other, *given, "add", 1.0, None, [], "")
+    return y.relu_() if relu else y
 
 
-def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kind: str) -> Tensor:
-    """Computes a linear layer and its activation, by oneDNN's product unless it is small."""
+def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None) -> Tensor:
+    """Computes a linear layer and its GELU, of the kind `gelu`, by oneDNN's product unless it is small."""
     if x.numel() * len(weight) >= LARGE:
-        return _onednn._linear_pointwise(x, packed, bias, activation, [], kind)
+        return _onednn._linear_pointwise(x, packed, bias, "none" if gelu is None else "gelu", [], gelu or "")
     y = F.linear(x, weight, bias)
-    if activation == "none":
-        return y
-    return F.relu(y) if activation == "relu" else F.gelu(y, approximate=kind)
+    return y if gelu is None else F.gelu(y, approximate=gelu)
 
 
 @functools.cache
