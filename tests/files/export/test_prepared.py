@@ -148,9 +148,15 @@ def replace(ens: mt.Ensemble) -> None:
         parameter.data = 0.5 * parameter.data
 
 
-@pytest.mark.parametrize("how", [change, load, replace])
+def turn(ens: mt.Ensemble) -> None:
+    """The same memory, read in another order."""
+    weight = next(p for p in ens.parameters() if p.shape[1:] == (32, 32))
+    weight.data = weight.data.mT
+
+
+@pytest.mark.parametrize("how", [change, load, replace, turn])
 def test_weights_that_change_are_read(how: Callable[[mt.Ensemble], None]) -> None:
-    frozen, x = made(mt.Packed(members=2)).freeze(), images(4)
+    frozen, x = made(mt.Deep(members=2)).freeze(), images(4)
     before = frozen(x)
     how(frozen)
     found = frozen(x)
