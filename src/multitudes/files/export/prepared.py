@@ -180,10 +180,6 @@ class _Unrolled:
         mine = [node for node in self.nodes if node in self.each]
         outputs = [self._copy(mine, dict(shared), m)[output] for m in range(members)]
         self.graph.output(self.graph.call_function(torch.stack, (outputs,)))
-        self.graph.eliminate_dead_code()
-        used = {node.target for node in self.graph.nodes if node.op == "get_attr"}
-        for name in set(self.root._buffers) - used:
-            delattr(self.root, name)
         return fx.GraphModule(self.root, self.graph)
 
     def _copy(self, nodes: Sequence[fx.Node], found: dict[fx.Node, Any], m: int) -> dict[fx.Node, Any]:
