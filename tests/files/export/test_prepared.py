@@ -266,6 +266,25 @@ class TestCanBePrepared:
                 assert self.can(frozen)
                 torch.testing.assert_close(frozen(x := images(3)), usual(frozen, x), rtol=1e-5, atol=1e-6)
 
+    def test_calls_with_more_than_plain_tensors(self, frozen: mt.Ensemble) -> None:
+        x = images(3)
+        for other in (
+            Inputs(x, [x]),
+            Inputs(x, 1.0),
+            Inputs(x, flag=None),
+            Inputs(nn.Parameter(x, requires_grad=False)),
+            Inputs(),
+        ):
+            assert not can_be_prepared(frozen.engine, other)
+
+    def test_weights_made_in_inference_mode(self, frozen: mt.Ensemble) -> None:
+        """Torch does not count their changes."""
+        with torch.inference_mode():
+            frozen.load_state_dict({name: tensor.clone() for name, tensor in frozen.state_dict().items()}, assign=True)
+        x = images(3)
+        assert not self.can(frozen, x)
+        torch.testing.assert_close(frozen(x), usual(frozen, x))
+
     def test_gradients(self, frozen: mt.Ensemble) -> None:
         x = images(3).requires_grad_()
         assert not self.can(frozen, x)
