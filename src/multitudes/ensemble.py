@@ -433,7 +433,8 @@ class Ensemble(nn.Module):
 
         Its outputs are the same up to rounding. It takes inputs like these, given as in a call, with any number of rows; by
         default like the conversion's example. It cannot be trained or saved: keep this one. A GPU runs it as CUDA graphs. A CPU
-        runs it as one graph of all members, which holds the weights once more, as kernels read them.
+        runs it as one graph of all members, which holds the weights once more, as kernels read them. So changes that are
+        written into the `.data` of weights are not seen there; all others are.
         """
         from multitudes.files.export.freeze import freeze
 

@@ -16,6 +16,7 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from multitudes.engine.inputs import Inputs
@@ -131,8 +132,9 @@ def _is_plain(value: Any) -> bool:
 
 def is_watched() -> bool:
     """Whether a mode, a transform of torch.func, a trace, forward-mode gradients or a hook on all modules would miss the
-    operations of a replay."""
-    if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None or _has_any_global_hook():
+    operations of a replay. A default device is a mode too, but the operations of a frozen graph name their devices."""
+    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    if modes or _get_current_dispatch_mode() is not None or _has_any_global_hook():
         return True
     return functorch.maybe_current_level() is not None or torch._C._is_tracing() or forward_ad._current_level >= 0
 

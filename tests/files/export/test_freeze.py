@@ -175,6 +175,25 @@ def test_inputs_are_given_as_in_a_call() -> None:
         ens.freeze(x)
 
 
+class Difference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Returns a value in which the order of the inputs counts."""
+        return self.layer(a) - 2 * self.layer(b)  # type: ignore[no-any-return]
+
+
+def test_inputs_by_name_come_in_any_order() -> None:
+    a, b = torch.randn(3, 8), torch.randn(3, 8)
+    ens = mt.ensemble(Difference(), mt.Deep(members=2), mt.Inputs(a, b), seed=0).eval()
+    for example in (mt.Inputs(a, b), mt.Inputs(a, b=b), mt.Inputs(b=b, a=a)):
+        frozen = ens.freeze(example)
+        for found in (frozen(a, b), frozen(a, b=b), frozen(a=a, b=b), frozen(b=b, a=a)):
+            torch.testing.assert_close(found, ens(a, b))
+
+
 class Flat(nn.Module):
     """Pools, and a flattened image before the head."""
 

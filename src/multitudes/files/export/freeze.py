@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from multitudes.conversion.plan import Plan
+from multitudes.engine import tree
+from multitudes.engine.call_form import signature_of
 from multitudes.engine.inputs import Inputs, axes, fresh_inputs, take_rows
 from multitudes.engine.kernels.fused import FUSED
 from multitudes.engine.kernels.select import select_channels
@@ -61,7 +63,7 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     fold_factors(graph, MOST_ON_GPU if device.type == "cuda" else 0)
     fold_constants(graph)
     read_all_channels(graph, strided=device.type == "cpu")
-    template = FrozenNetwork(graph, inputs, used.engine.batch_axis).to(device)
+    template = FrozenNetwork(graph, inputs, used.engine.batch_axis, list(signature_of(used.base).parameters)).to(device)
     owned = frozenset(f"graph.{name}" for name in graph.owned if hasattr(template.graph, name))
     engine = Engine(
         template.eval(), used.members, owned, batch_axis=used.engine.batch_axis, chunk=used.engine.chunk,
@@ -92,8 +94,11 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
 class FrozenNetwork(nn.Module):
     """Runs the graph of one member. It holds the tensors of all members; an executor puts those of one in their place."""
 
-    def __init__(self, graph: MemberGraph, inputs: Inputs, batch_axis: Any) -> None:
+    def __init__(self, graph: MemberGraph, inputs: Inputs, batch_axis: Any, names: Sequence[str]) -> None:
+        """`names` are those of the arguments of the network's forward."""
         super().__init__()
+        self.names = names
+        self.order = list(self._by_name(inputs))
         self.graph = graph_module(graph)
         self.channels_last = any(node.target is FUSED for node in self.graph.graph.nodes)
         self.read = [bool(name) for name in graph.inputs]
@@ -108,7 +113,9 @@ class FrozenNetwork(nn.Module):
 
     def read_tensors(self, call: Inputs) -> list[Tensor]:
         """Returns the tensors of a call that the graph reads, images as it wants them. Raises InputError as `forward` does."""
-        tensors = call.tensors()
+        given = self._by_name(call)
+        order = [name for name in self.order if name in given]
+        tensors = tree.tensors([given.pop(name) for name in order] + [*given.values()])
         if len(tensors) != len(self.sizes):
             raise InputError(f"this ensemble is frozen for {len(self.sizes)} input tensors, not {len(tensors)}")
         for tensor, sizes in zip(tensors, self.sizes, strict=True):
@@ -119,8 +126,13 @@ class FrozenNetwork(nn.Module):
                     "with such an input, ens.freeze(x)"
                 )
         last = torch.channels_last
-        given = [t.contiguous(memory_format=last) if self.channels_last and t.ndim == 4 else t for t in tensors]
-        return [tensor for tensor, read in zip(given, self.read, strict=True) if read]
+        tensors = [t.contiguous(memory_format=last) if self.channels_last and t.ndim == 4 else t for t in tensors]
+        return [tensor for tensor, read in zip(tensors, self.read, strict=True) if read]
+
+    def _by_name(self, call: Inputs) -> dict[Any, Any]:
+        """Returns the arguments of a call by name, or by place if the network's forward has fewer names."""
+        places = [*self.names, *range(len(self.names), len(call.args))]
+        return {**dict(zip(places, call.args, strict=False)), **call.kwargs}
 
 
 def graph_module(graph: MemberGraph) -> fx.GraphModule:

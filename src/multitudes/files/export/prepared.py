@@ -1,7 +1,7 @@
 """Prepared calls: a frozen ensemble on a CPU runs as one graph of all members, with weights in the order of oneDNN's kernels.
 
 An ordinary call brings the weights of every layer into that order anew, which takes longer than the layer if rows are few. Here
-that is done once. Additions and activations behind a layer are computed with it, and what members share is computed once.
+that is done once. Additions and GELUs behind a layer are computed with it, and what members share is computed once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEWEST = 8
 TOLERANCE = 1e-4
 """Largest difference of outputs that rounding explains, as a share of the largest output."""
 
-SLOW = 1.5
+SLOW = 2.0
 """Times as long as an ordinary call, from which the graph is not used: a machine may lack fast kernels for some layers."""
 
 LARGE = 2 * 10**6
@@ -39,6 +39,10 @@ TINY = 20480
 MANY, SMALL = 8, 2**17
 """Members, and bytes of one member's activations: more of smaller ones run faster together, by vmap, than in turn."""
 
+FEW = 64
+"""Times the bytes of one member's activations, up to which linear layers may read shared weights once for each member. More
+means few rows: all members together read them once, by vmap."""
+
 _onednn = torch.ops.mkldnn
 
 
@@ -48,6 +52,8 @@ class Prepared:
     def __init__(self) -> None:
         self.graph: fx.GraphModule | None = None
         """None before the first call, and if the graph cannot be made or has other outputs."""
+        self.read_again = 0
+        """Bytes of shared weights that linear layers of every member read."""
         self.places: tuple[Any, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
@@ -61,30 +67,37 @@ class Prepared:
         if not can_be_prepared(engine, call):
             return run(engine, call, False, None)
         places = tuple([(t.data_ptr(), t._version, t.dtype, t.shape, t.stride()) for t in stored_tensors(engine)])
-        if places != self.places:
-            self._prepare(engine, call)
+        if places != self.places and self._prepare(engine, call):
             self.places = places
-        if self.graph is None:
+        if self.graph is None or self.read_again > FEW * bytes_of_member(engine, call):
             return run(engine, call, False, None)
         with torch.no_grad():
             return self.graph(*_read(engine, call))
 
-    def _prepare(self, engine: Engine, call: Inputs) -> None:
-        """Makes the graph, and compares its outputs and its time with those of an ordinary call."""
+    def _prepare(self, engine: Engine, call: Inputs) -> bool:
+        """Makes the graph, and compares its outputs and its time with those of an ordinary call.
+
+        Returns False if no output of this call is finite: then it cannot tell, and another call is tried.
+        """
         self.graph = None
         with torch.inference_mode(False), torch.no_grad():
+            wanted = run(engine, call, False, None)
+            finite = wanted[wanted.isfinite()]
+            if not finite.numel():
+                return False
             tensors = _read(engine, call)
+            self.read_again = bytes_read_again(engine)
             try:
                 graph = graph_of_members(engine, tensors)
                 found = graph(*tensors)
             except (AttributeError, RuntimeError):  # oneDNN lacks an operation on this machine
-                return
-            wanted = run(engine, call, False, None)
-            largest = max(float(wanted.abs().max()), 1e-30) if wanted.numel() else 1.0
+                return True
+            largest = max(float(finite.abs().max()), 1e-30)
             if not torch.allclose(found, wanted, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
-                return
+                return True
             if _seconds(lambda: graph(*tensors)) < SLOW * _seconds(lambda: run(engine, call, False, None)):
                 self.graph = graph
+        return True
 
 
 def can_be_prepared(engine: Engine, call: Inputs) -> bool:
@@ -127,6 +140,24 @@ def graph_of_members(engine: Engine, tensors: Sequence[Tensor]) -> fx.GraphModul
     return _Unrolled(network, owned, images.sizes).of_members(engine.members)
 
 
+def bytes_read_again(engine: Engine) -> int:
+    """Counts the bytes of shared weights that linear layers read once for each member."""
+    network: Any = engine.template.graph
+    owned = {name.removeprefix("graph.") for name in engine.owned}
+    each: set[Any] = differing(network, owned)
+    weights = {node.args[1] for node in each if node.target is F.linear} - each
+    return sum(4 * network.get_parameter(node.target).numel() for node in weights if node.op == "get_attr")
+
+
+def differing(network: fx.GraphModule, owned: set[str]) -> set[fx.Node]:
+    """Returns the nodes whose values differ between members."""
+    found: set[fx.Node] = set()
+    for node in network.graph.nodes:
+        if (node.op == "get_attr" and node.target in owned) or any(one in found for one in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 class _Images(fx.Interpreter):
     """Runs the network of the first member, and keeps the sizes of the images that convolutions are given."""
 
@@ -157,11 +188,7 @@ class _Unrolled:
         self.owned, self.root, self.graph = owned, nn.Module(), fx.Graph()
         self.names: dict[str, str] = {}
         self.pays = products_pay()
-        self.each: set[fx.Node] = set()
-        """Nodes whose values differ between members."""
-        for node in self.nodes:
-            if (node.op == "get_attr" and node.target in owned) or any(one in self.each for one in node.all_input_nodes):
-                self.each.add(node)
+        self.each = differing(network, owned)
 
     def of_members(self, members: int) -> fx.GraphModule:
         """Returns the graph with its tensors."""
@@ -174,10 +201,6 @@ class _Unrolled:
         mine = [node for node in self.nodes if node in self.each]
         outputs = [self._copy(mine, dict(shared), m)[output] for m in range(members)]
         self.graph.output(self.graph.call_function(torch.stack, (outputs,)))
-        self.graph.eliminate_dead_code()
-        used = {node.target for node in self.graph.nodes if node.op == "get_attr"}
-        for name in set(self.root._buffers) - used:
-            delattr(self.root, name)
         return fx.GraphModule(self.root, self.graph)
 
     def _copy(self, nodes: Sequence[fx.Node], found: dict[fx.Node, Any], m: int) -> dict[fx.Node, Any]:
@@ -232,57 +255,56 @@ class _Unrolled:
 
     def _linear(self, node: Any, found: dict[fx.Node, Any], m: int) -> tuple[fx.Node, fx.Node]:
         x, weight, *bias = fx.map_arg(node.args, found.__getitem__)
-        last, name, kind = _activation(node)
+        last, gelu = _gelu_after(node)
         packed = self._tensor(str(node.args[1].target), m, _onednn._reorder_linear_weight)
-        return last, self.graph.call_function(linear, (x, packed, weight, bias[0] if bias else None, name, kind))
+        return last, self.graph.call_function(linear, (x, packed, weight, bias[0] if bias else None, gelu))
 
 
-def _activation(node: fx.Node) -> tuple[fx.Node, str, str]:
-    """Returns the activation that alone reads a layer's result, by node, name and kind; the layer itself if there is none."""
-    if len(node.users) == 1:
-        user = next(iter(node.users))
-        if user.target is F.relu and user.args == (node,) and not user.kwargs:
-            return user, "relu", ""
-        if user.target is F.gelu and user.args == (node,):
-            return user, "gelu", str(user.kwargs.get("approximate", "none"))
-    return node, "none", ""
+def _gelu_after(node: fx.Node) -> tuple[fx.Node, str | None]:
+    """Returns the GELU that alone reads a layer's result, and its kind; the layer itself and None if there is none."""
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    if user is None or user.target is not F.gelu or user.args != (node,):
+        return node, None
+    return user, str(user.kwargs.get("approximate", "none"))
 
 
 def convolution(
     x: Tensor, packed: Tensor, kernel: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool, *how: Any
 ) -> Tensor:
-    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way."""
+    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way.
+
+    The ReLU is torch's: oneDNN's makes 0 of NaN.
+    """
     if len(x) == 1 and x.numel() <= TINY and kernel.shape[1:] == (x.shape[1], 1, 1):
         return FUSED(x, kernel, bias, other, relu, *how)
     stride, padding, dilation, groups = how
     given = (packed, bias, padding, stride, dilation, groups)
     if other is None:
-        return _onednn._convolution_pointwise(x, *given, "relu" if relu else "none", [], "")
-    return _onednn._convolution_pointwise.binary(x, other, *given, "add", 1.0, "relu" if relu else None, [], "")
+        y = _onednn._convolution_pointwise(x, *given, "none", [], "")
+    else:
+        y = _onednn._convolution_pointwise.binary(x, other, *given, "add", 1.0, None, [], "")
+    return y.relu_() if relu else y
 
 
-def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kind: str) -> Tensor:
-    """Computes a linear layer and its activation, by oneDNN's product unless it is small."""
+def linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, gelu: str | None) -> Tensor:
+    """Computes a linear layer and its GELU, of the kind `gelu`, by oneDNN's product unless it is small."""
     if x.numel() * len(weight) >= LARGE:
-        return _onednn._linear_pointwise(x, packed, bias, activation, [], kind)
+        return _onednn._linear_pointwise(x, packed, bias, "none" if gelu is None else "gelu", [], gelu or "")
     y = F.linear(x, weight, bias)
-    if activation == "none":
-        return y
-    return F.relu(y) if activation == "relu" else F.gelu(y, approximate=kind)
+    return y if gelu is None else F.gelu(y, approximate=gelu)
 
 
 @functools.cache
 def products_pay() -> bool:
     """Whether oneDNN multiplies matrices faster than torch's own library here; measured once in a process, in milliseconds."""
-    x, weight = torch.randn(256, 256), torch.randn(256, 256)
+    x = weight = torch.ones(256, 256, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
     packed = _onednn._reorder_linear_weight(weight)
-
     ways = (lambda: F.linear(x, weight), lambda: _onednn._linear_pointwise(x, packed, None, "none", [], ""))
     usual, prepared = (_seconds(way, 7) for way in ways)
     return prepared < 0.95 * usual
 
 
-def _seconds(call: Callable[[], Any], times: int = 2) -> float:
+def _seconds(call: Callable[[], Any], times: int = 3) -> float:
     """Returns the seconds of the quickest of several calls."""
     found = []
     for _ in range(times):
