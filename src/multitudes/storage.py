@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -97,7 +98,7 @@ def _whole(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
         os.replace(name, target)
     except (OSError, SafetensorError) as error:
         is_there = target.parent.exists()
-        why = (getattr(error, "strerror", None) or error) if is_there else f"there is no folder {target.parent}"
+        why = _reason(error) if is_there else f"there is no folder {target.parent}"
         check = (
             "Check the folder, its permissions and the free disk space" if is_there else f"Make it: mkdir -p {target.parent}"
         )
@@ -105,6 +106,12 @@ def _whole(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
     finally:
         with contextlib.suppress(OSError):
             name.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    """Returns what the system said; safetensors puts words of its own around that."""
+    found = re.search(r"I/O error: (.+?) \(os error \d+\)", str(error))
+    return getattr(error, "strerror", None) or (found[1] if found else str(error))
 
 
 def _safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
