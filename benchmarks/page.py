@@ -32,6 +32,7 @@ NAMES = {
     "emp_frozen": "`EMP(members=20)`, frozen",
     "mimo": "`MIMO(members=3)`", "mimo_compact": "`MIMO(members=3)`, compacted", "batchensemble": "`BatchEnsemble()`",
     "emp": "`EMP(members=20)`", "mcdropout": "`MCDropout(members=4)`", "multihead": "`MultiHead()`",
+    "mcdropout_frozen": "`MCDropout(members=4)`, frozen", "multihead_frozen": "`MultiHead()`, frozen",
     "tu_packed": "torch-uncertainty, Packed", "tu_packed_gamma2": "torch-uncertainty, Packed with γ = 2",
     "tu_masksembles": "torch-uncertainty, Masksembles", "tu_batchensemble": "torch-uncertainty, BatchEnsemble",
 }  # fmt: skip
