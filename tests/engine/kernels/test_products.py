@@ -39,7 +39,7 @@ def test_values_and_gradients(bias: bool) -> None:
     assert all(gradient.stride() == tensor.stride() for gradient, tensor in zip(found, own, strict=True))
     assert torch.autograd.gradcheck(lambda *t: product_of_rows(*t, *tensors[len(t) :]), own)
     assert torch.autograd.gradgradcheck(lambda *t: product_of_rows(*t, *tensors[len(t) :]), own)
-    torch.library.opcheck(torch.ops.multitudes.product_of_rows, tuple(tensors))
+    torch.library.opcheck(products.operator_of_rows(), tuple(tensors))
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])

@@ -10,6 +10,7 @@ into the layout of the weight, on a CPU in more time than the product takes. Her
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -17,14 +18,11 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
-from torch.utils.flop_counter import register_flop_formula
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
 _library.define(
     "product_of_pixels(Tensor x, Tensor weights) -> Tensor", tags=(torch.Tag.flexible_layout,)
 )  # else inputs are copied
-
-_library.define("product_of_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 LARGE = 2**16
 """Entries of weights from which the copy of their gradient takes longer than to call an operator of our own."""
@@ -94,16 +92,6 @@ def gradient_of_weights(rows: Tensor, gradient: Tensor) -> Tensor:
 torch.library.register_autograd("multitudes::product_of_pixels", _backward, setup_context=_keep, lib=_library)
 
 
-@torch.library.impl(_library, "product_of_rows", "CompositeExplicitAutograd")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return plain_product(x, weight, bias)
-
-
-@torch.library.register_fake("multitudes::product_of_rows", lib=_library)  # type: ignore[untyped-decorator]
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
-
-
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiplies rows ``[M, B, C]`` by members' weights ``[M, K, C]`` with torch's operations. Returns ``[M, B, K]``."""
     return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -115,7 +103,26 @@ def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     trains = torch.is_grad_enabled() and weight.requires_grad and weight.numel() >= LARGE
     if not trains or torch.compiler.is_compiling() or not can_be_an_operator(*given):
         return plain_product(x, weight, bias)
-    return torch.ops.multitudes.product_of_rows(x, weight, bias)
+    return operator_of_rows()(x, weight, bias)
+
+
+@functools.cache
+def operator_of_rows() -> Any:
+    """Makes the operator when it is first needed: that takes as long as to import many modules."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    name = "multitudes::product_of_rows"
+    _library.define("product_of_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+    torch.library.impl(_library, "product_of_rows", "CompositeExplicitAutograd")(plain_product)
+    torch.library.register_fake(name, _result_of_rows, lib=_library)
+    torch.library.register_autograd(name, _backward_of_rows, setup_context=_keep_rows, lib=_library)
+    operator = torch.ops.multitudes.product_of_rows
+    register_flop_formula(operator)(_operations)
+    return operator
+
+
+def _result_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], weight.shape[1])
 
 
 def _keep_rows(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -130,10 +137,6 @@ def _backward_of_rows(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor
     return of_x, of_weight, gradient.sum(1) if needs_bias else None
 
 
-torch.library.register_autograd("multitudes::product_of_rows", _backward_of_rows, setup_context=_keep_rows, lib=_library)
-
-
-@register_flop_formula(torch.ops.multitudes.product_of_rows)
-def _(x: tuple[int, int, int], weight: tuple[int, int, int], *_: Any, **__: Any) -> int:
+def _operations(x: tuple[int, int, int], weight: tuple[int, int, int], *_: Any, **__: Any) -> int:
     """Counts two operations for each multiply-add; torch counts none for operators that it does not know."""
     return 2 * math.prod(x) * weight[1]
