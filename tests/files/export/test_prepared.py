@@ -91,6 +91,7 @@ def _all_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SLOW", math.inf)  # times on a machine with other work say nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name: str) -> None:
     """With the outputs of the ensemble that was frozen, for other numbers of rows too."""
