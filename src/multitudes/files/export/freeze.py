@@ -35,11 +35,9 @@ from multitudes.files.export.factors import fold_factors
 from multitudes.files.export.fuse import fuse, read_all_channels
 from multitudes.files.export.members import IGNORED
 from multitudes.files.export.norms import NORM, fold_norms, name_of
+from multitudes.files.export.prepared import TOLERANCE
 from multitudes.files.export.shortcuts import Shortcuts
 from multitudes.files.export.trace import MemberGraph, trace_member
-
-TOLERANCE = 1e-4
-"""Largest difference of outputs that rounding explains, as a share of the largest output."""
 
 MOST_ON_GPU = 2**32
 """Bytes up to which a GPU holds kernels of members that are formed from shared kernels and members' factors or masks: a pass

@@ -22,7 +22,7 @@ from multitudes.engine.run import bytes_of_member, run
 from multitudes.engine.state import Engine
 
 FEWEST = 8
-"""Input channels, or groups of one channel, from which oneDNN's order of weights pays: it has blocks of 8 or 16."""
+"""Input channels, or groups of one channel, from which layers are prepared: oneDNN's blocks have 8 or 16 channels."""
 
 TOLERANCE = 1e-4
 """Largest difference of outputs that rounding explains, as a share of the largest output."""
@@ -271,9 +271,9 @@ def _gelu_after(node: fx.Node) -> tuple[fx.Node, str | None]:
 def convolution(
     x: Tensor, packed: Tensor, kernel: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool, *how: Any
 ) -> Tensor:
-    """Computes a 2-D convolution, the addition and the ReLU behind it: pixels of one small image in torch's own way.
+    """Computes a 2-D convolution, the addition and the ReLU behind it.
 
-    The ReLU is torch's: oneDNN's makes 0 of NaN.
+    A 1 × 1 convolution of one small image runs without oneDNN. The ReLU is torch's: oneDNN's makes 0 of NaN.
     """
     if len(x) == 1 and x.numel() <= TINY and kernel.shape[1:] == (x.shape[1], 1, 1):
         return FUSED(x, kernel, bias, other, relu, *how)
