@@ -16,6 +16,7 @@ import multitudes as mt
 from multitudes.engine import fold, rows
 from multitudes.engine.rows import (
     FEW_MEMBERS,
+    LookUp,
     _note,
     among_all,
     in_dtype,
@@ -44,9 +45,7 @@ def tables(members: int = M) -> dict[str, Tensor]:
 
 def by_operator(table: Tensor, members: Tensor) -> Tensor:
     """The way of a compiler."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows.torch.compiler, "is_compiling", lambda: True)
-        return of_rows(table, members)
+    return torch.stack(LookUp.apply(members, 1, *table.unbind(0)))
 
 
 WAYS = [of_rows, by_operator, among_all]
@@ -99,8 +98,18 @@ class TestEntriesOfRows:
 
     def test_gradients_of_gradients(self) -> None:
         table, names = torch.randn(2, M, 3, dtype=torch.float64, requires_grad=True), torch.tensor([2, 0, 0, 1])
-        torch.autograd.gradcheck(lambda t: by_operator(t, names).square(), table)
-        torch.autograd.gradgradcheck(lambda t: by_operator(t, names).pow(3), table)
+        torch.autograd.gradcheck(lambda t: of_rows(t, names).square(), table)
+        torch.autograd.gradgradcheck(lambda t: of_rows(t, names).pow(3), table)
+
+    @pytest.mark.parametrize("each", [1, 3])
+    def test_operator_of_blocks(self, each: int) -> None:
+        """Values and gradients are those of an index."""
+        tensors = [torch.randn(M, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        names = torch.tensor([2, 0, 0])
+        found = LookUp.apply(names, each, *tensors)
+        for entries, tensor in zip(found, tensors, strict=True):
+            assert torch.equal(entries, tensor[names.repeat_interleave(each)])
+        torch.autograd.gradcheck(lambda *t: LookUp.apply(names, each, *t)[1].square(), tensors)
 
     def test_repeated(self) -> None:
         given = tables()

@@ -37,7 +37,7 @@ def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     count = count_rows(folded, engine.batch_axis) // engine.members
     if takes_rows(engine):
         with _counted_once(engine, engine.members * count) if not per_member else contextlib.nullcontext():
-            output = call(engine, of_repeated_rows(_member_tensors(engine), count), folded)[0]
+            output = call(engine, of_repeated_rows(owned_tensors(engine), count), folded)[0]
     else:
         places = list(torch.arange(engine.members * count, device=_device(engine)).split(count))
         output = _run(engine, folded, places, tiled=not per_member)
@@ -64,10 +64,11 @@ def run_fold_each_row(engine: Engine, inputs: Inputs, members: Tensor, each: int
 
     Every layer must accept member tensors with one entry per row, ``[B, ...]``.
     """
-    return call(engine, of_each_row(_member_tensors(engine), members, each), inputs)[0]
+    return call(engine, of_each_row(owned_tensors(engine), members, each), inputs)[0]
 
 
-def _member_tensors(engine: Engine) -> dict[str, Tensor]:
+def owned_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Returns the tensors with a member axis by name."""
     return {n: t for n, t in [*engine.parameters().items(), *engine.buffers().items()] if n in engine.owned}
 
 

@@ -59,12 +59,19 @@ def _mark(rows: Tensor) -> tuple[int, int]:
 def of_each_row(tensors: Mapping[str, Tensor], members: Tensor, each: int = 1) -> dict[str, Tensor]:
     """Returns each row's entries of tensors ``[M, ...]``: ``[B, ...]``; `members` names that of each block of `each` rows.
 
-    A block's entries are looked up once. A compiler then reads them where a kernel needs them.
+    A block's entries are looked up once.
     """
     if not tensors:
         return {}
     places = members.to(next(iter(tensors.values())).device)
-    return _together(tensors, len(members) * each, lambda table: repeated(of_rows(table, places), each))
+    found: dict[str, Tensor] = {}
+    if torch.compiler.is_compiling():
+        trained = {n: t for n, t in tensors.items() if t.requires_grad and len(t) <= FEW_MEMBERS}
+        for names in _alike(trained, len(members) * each):
+            entries = LookUp.apply(places, each, *[trained[name] for name in names])
+            found.update(zip(names, entries, strict=True))
+    rest = {name: tensor for name, tensor in tensors.items() if name not in found}
+    return {**found, **_together(rest, len(members) * each, lambda table: repeated(of_rows(table, places), each))}
 
 
 def of_repeated_rows(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -82,31 +89,53 @@ def repeated(table: Tensor, count: int) -> Tensor:
 
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
-_library.define("of_rows(Tensor table, Tensor members) -> Tensor")
+_library.define("of_rows(Tensor[] tensors, Tensor members, SymInt each) -> Tensor")
+_library.define("sums_of_rows(Tensor[] rows, Tensor members, SymInt each, SymInt count) -> Tensor")
 
 
 @torch.library.impl(_library, "of_rows", "CompositeExplicitAutograd")
-def _(table: Tensor, members: Tensor) -> Tensor:
-    return table.index_select(1, members)
+def _(tensors: Sequence[Tensor], members: Tensor, each: int) -> Tensor:
+    places = members.unsqueeze(1).expand(-1, each).flatten()
+    return torch.stack(list(tensors)).index_select(1, places)
+
+
+@torch.library.impl(_library, "sums_of_rows", "CompositeExplicitAutograd")
+def _(rows: Sequence[Tensor], members: Tensor, each: int, count: int) -> Tensor:
+    blocks = torch.stack(list(rows)).unflatten(1, (len(members), each)).sum(2)
+    return torch.where(_own(members, count, blocks), blocks.unsqueeze(1), 0).sum(2)
 
 
 torch.library.register_fake(
-    "multitudes::of_rows", lambda table, members: table.new_empty(len(table), len(members), *table.shape[2:]), lib=_library
+    "multitudes::of_rows",
+    lambda tensors, members, each: tensors[0].new_empty(len(tensors), len(members) * each, *tensors[0].shape[1:]),
+    lib=_library,
+)
+torch.library.register_fake(
+    "multitudes::sums_of_rows",
+    lambda rows, members, each, count: rows[0].new_empty(len(rows), count, *rows[0].shape[1:]),
+    lib=_library,
 )
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.count = inputs[0].shape[1]
+class LookUp(torch.autograd.Function):
+    """Returns the entries of each row, ``[(K each), ...]``, of tensors ``[M, ...]`` of one shape, for a compiler.
 
+    It calls operators into which a compiler does not look: joined with a kernel that multiplies by entries, the lookup would
+    run for every pixel, and each tensor's gradient would be summed by a kernel of its own.
+    """
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    """Sums the rows of each member. A compiler does so in one kernel, without the products of rows and members in memory."""
-    (members,) = ctx.saved_tensors
-    return torch.where(_own(members, ctx.count, gradient), gradient.unsqueeze(1), 0).sum(2), None
+    @staticmethod
+    def forward(ctx: Any, members: Tensor, each: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Looks up `each` rows of entries for each of `members`."""
+        ctx.save_for_backward(members)
+        ctx.each, ctx.count = each, len(tensors[0])
+        return torch.ops.multitudes.of_rows(list(tensors), members, each).unbind(0)
 
-
-torch.library.register_autograd("multitudes::of_rows", _backward, setup_context=_keep, lib=_library)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sums the gradients of each member's rows."""
+        sums = torch.ops.multitudes.sums_of_rows(list(gradients), *ctx.saved_tensors, ctx.each, ctx.count)
+        return None, None, *sums.unbind(0)
 
 
 def _own(members: Tensor, count: int, rows: Tensor) -> Tensor:
@@ -124,17 +153,13 @@ def of_rows(table: Tensor, members: Tensor) -> Tensor:
     """Returns each row's entries of K tensors in one ``[K, M, ...]``; `members` ``[B]`` names each row's: ``[K, B, ...]``.
 
     The gradient of an index is added up entry by entry. With few members, a GPU looks at all entries and leaves out those of
-    other members: the gradient is then one sum. A compiler takes an operator that it does not look into: it would look up the
-    entry of a row anew for every pixel.
+    other members: the gradient is then one sum.
     """
     if not table.requires_grad:
         return table.index_select(1, members)
-    few = table.shape[1] <= FEW_MEMBERS
-    if torch.compiler.is_compiling():
-        return torch.ops.multitudes.of_rows(table, members) if few else table[:, members]
-    if table.is_cuda and few:
+    if table.is_cuda and table.shape[1] <= FEW_MEMBERS and not torch.compiler.is_compiling():
         return among_all(table, members)
-    if not table.is_floating_point():
+    if torch.compiler.is_compiling() or not table.is_floating_point():
         return table[:, members]
     count = table.shape[1]
     places = members + torch.arange(0, len(table) * count, count, device=members.device).unsqueeze(1)

@@ -21,9 +21,10 @@ from multitudes.engine import (
     takes_rows,
     tree,
 )
-from multitudes.engine.choose import choose, draws_in_trunk
+from multitudes.engine.choose import choose, draws_in_trunk, vmap_is_right
+from multitudes.engine.fold import owned_tensors
 from multitudes.engine.inputs import Inputs, count_rows
-from multitudes.engine.rows import values_of
+from multitudes.engine.rows import of_each_row, values_of
 from multitudes.engine.slots import run_slots_in_turn
 from multitudes.engine.state import SEEDS
 from multitudes.engine.vmap import SLOW
@@ -142,6 +143,9 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             return run_vmap_rows(engine, call)
     if takes_rows(engine):
         return run_fold_each_row(engine, call, members.flatten(), each)
+    if each > 1 and _blocks_run_together(engine):
+        with engine.with_draws(of_each_row(owned_tensors(engine), members.flatten())):
+            return run_vmap_rows(engine, call, each)
     shared = batch_coupled(engine, per_member=True)
     apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
@@ -151,6 +155,17 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
         )
     members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members.flatten().repeat_interleave(each))
+
+
+def _blocks_run_together(engine: Engine) -> bool:
+    """Whether blocks of rows run by vmap, each with a copy of its member's tensors, which are few in what shares weights.
+
+    The loop would launch a network for each member, and its search for rows depends on values, which stops a compiler. On a CPU
+    it is as fast.
+    """
+    together = torch.compiler.is_compiling() or engine.device_type != "cpu"
+    few = engine.shares and engine.owned <= engine.parameter_places.keys() and engine.chunk is None
+    return together and few and vmap_is_right(engine, per_member=True)
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> tuple[Tensor, int]:

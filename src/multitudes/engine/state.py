@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import (
+    batch_norms,
     constant,
     copy_with,
     empty_dicts,
@@ -36,6 +37,8 @@ from multitudes.engine.tree import tensors as tensors_in
 from multitudes.errors import RunError
 
 MODES = ("train", "eval")
+COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that count batches in `num_batches_tracked`, and read that only without a momentum."""
 SEEDS = "draw_seeds"
 """Name of the buffer with the members' seeds, which methods with draws add to the model. No forward reads it."""
 
@@ -173,7 +176,7 @@ class Engine:
 
     @contextlib.contextmanager
     def with_draws(self, draws: Mapping[str, Tensor]) -> Iterator[None]:
-        """Replaces the stored draws in a with-block. The engine then has as many members as there are draws."""
+        """Replaces the stored draws, or parameters, in a with-block. The engine then has as many members as there are draws."""
         before = self.drawn, self.members
         self.drawn, self.members = dict(draws), len(next(iter(draws.values())))
         try:
@@ -193,6 +196,13 @@ class Engine:
         parts = {name: part for name, part in named_parts(self.template) if name in owners}
         outermost = [name for name in parts if not inside(name, frozenset(owners - {name}))]
         return [(name, bool(getattr(type(parts[name]), "takes_rows", False))) for name in outermost]
+
+    @constant
+    def batch_counters(self) -> list[str]:
+        """Names the shared counters of batches that forward only counts up: layers of torch with a fixed momentum."""
+        layers = {name: part for name, part in batch_norms(self.template).items() if type(part) in COUNTING}
+        names = {join_name(name, "num_batches_tracked") for name, part in layers.items() if part.momentum is not None}
+        return sorted(names & self.buffer_places.keys() - self.owned)
 
     @constant
     def places(self, kind: str) -> list[tuple[str, tuple[str, ...], str]]:
@@ -218,18 +228,20 @@ class Engine:
         return mode == "train" or self.traits.backward_in_eval
 
     def parameters(self) -> dict[str, Tensor]:
-        """Returns all parameters by name; a tied one appears once."""
+        """Returns all parameters by name, including those of `with_draws`; a tied one appears once."""
         if torch.compiler.is_compiling():
-            return self._read("_parameters")
-        return {name: register[key] for name, (register, key) in self.parameter_places.items()}
+            stored = self._read("_parameters")
+        else:
+            stored = {name: register[key] for name, (register, key) in self.parameter_places.items()}
+        return {name: self.drawn.get(name, tensor) for name, tensor in stored.items()} if self.drawn else stored
 
     def buffers(self) -> dict[str, Tensor]:
-        """Returns all buffers by name, including the draws of `with_draws`."""
+        """Returns all buffers by name, including those of `with_draws`."""
         if torch.compiler.is_compiling():
             stored = self._read("_buffers")
         else:
             stored = {name: register[key] for name, (register, key) in self.buffer_places.items()}
-        return {**stored, **self.drawn}
+        return {**stored, **{name: draw for name, draw in self.drawn.items() if name not in self.parameter_places}}
 
     def shared_buffers(self) -> dict[str, Tensor]:
         """Returns the buffers that members share, by name."""
@@ -301,17 +313,22 @@ def call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> tuple[Tr
 def _traced_call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> Tree:
     """Works like torch.func.functional_call, which takes dynamo ten times as long to trace."""
     assert engine.structure  # read here, so that dynamo compiles ensembles of another structure apart
-    stored = []
+    counted = {name: tensors[name] for name in engine.batch_counters() if name in tensors} if engine.template.training else {}
+    counts = {name: torch.zeros_like(counter) for name, counter in counted.items()}
+    tensors, stored = {**tensors, **counts}, []
     try:
         for name, tensor in tensors.items():
             for path, kind, key in engine.places_of(name):
                 register = register_at(engine.template, path, kind)
                 stored.append((register, key, register[key]))
                 register[key] = tensor
-        return engine.template(*inputs.args, **inputs.kwargs)
+        output = engine.template(*inputs.args, **inputs.kwargs)
     finally:
         for register, key, before in stored:
             register[key] = before
+    if counts:
+        torch._foreach_add_(list(counted.values()), list(counts.values()))
+    return output
 
 
 def write_mark(tensor: Tensor) -> Any:

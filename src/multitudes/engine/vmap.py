@@ -104,10 +104,10 @@ def _memory(device: torch.device) -> int:
     return max(limit, torch.cuda.get_device_properties(device).total_memory // 4) if device.type == "cuda" else limit
 
 
-def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
-    """Runs row b by member b, with vmap over rows. Shape: ``[B, ...]``."""
-    single_rows = each_row(inputs, engine.batch_axis, lambda t, axis: t.movedim(axis, 0).unsqueeze(axis % t.ndim + 1))
-    output = run_vmap(engine, single_rows, per_member=True)
+def run_vmap_rows(engine: Engine, inputs: Inputs, each: int = 1) -> Tree:
+    """Runs block k of `each` rows by member k, with vmap over blocks. Shape: ``[B, ...]``."""
+    blocks = each_row(inputs, engine.batch_axis, lambda t, axis: t.unflatten(axis, (-1, each)).movedim(axis, 0))
+    output = run_vmap(engine, blocks, per_member=True)
     joined = []
     for tensor, axis in zip(tree.tensors(output), output_axes(engine, output), strict=True):
         if axis is None:
@@ -115,7 +115,7 @@ def run_vmap_rows(engine: Engine, inputs: Inputs) -> Tree:
                 "rows= needs every output to have a batch axis, but this model returns an output without one: "
                 "remove that output, or call without rows="
             )
-        joined.append(tensor.squeeze(1 + axis).movedim(0, axis))
+        joined.append(tensor.movedim(0, axis).flatten(axis, axis + 1))
     return tree.refill(output, joined)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from multitudes.data.dataset import ignore_of
+from multitudes.engine.kernels.products import tell_counters
 from multitudes.ensemble import Ensemble
 from multitudes.errors import InputError
 from multitudes.shell.jobs import Job
@@ -108,6 +109,7 @@ def _seconds(ensemble: Ensemble, job: Job, recipe: Recipe) -> float:
 def _operations(ensemble: Ensemble, job: Job, recipe: Recipe) -> float:
     """Floating-point operations of one training step, counted on a small batch and scaled up."""
     small = replace(recipe, batch=min(recipe.batch, 8), accumulate=1)
+    tell_counters()
 
     def measure(step: Step) -> float:
         counter = FlopCounterMode(display=False)

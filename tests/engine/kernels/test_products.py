@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import multitudes as mt
 from multitudes.engine.kernels import products
-from multitudes.engine.kernels.products import plain_product, product_of_rows
+from multitudes.engine.kernels.products import plain_product, product_of_pixels, product_of_rows, tell_counters
 
 M, B, C, K = 3, 5, 4, 6
 
@@ -65,9 +65,13 @@ def test_transforms_of_torch_func_get_torchs_operations() -> None:
 
 
 def test_multiply_adds_are_counted() -> None:
+    tell_counters()
     with FlopCounterMode(display=False) as counter:
         product_of_rows(*given(True))  # type: ignore[arg-type]
     assert counter.get_total_flops() == 2 * M * B * C * K
+    with FlopCounterMode(display=False) as counter:
+        product_of_pixels(torch.randn(B, M * C, 7), torch.randn(M, K, C))
+    assert counter.get_total_flops() == 2 * 7 * M * B * C * K
 
 
 @pytest.mark.parametrize("method", [mt.MIMO(members=3), mt.MultiHead(members=3)])

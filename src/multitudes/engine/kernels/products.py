@@ -5,7 +5,8 @@ the layers after it would copy that back. Here the result is written where group
 ``[B, (M K), ...]``, channels last.
 
 Rows: the gradient of torch.bmm's second matrix is laid out like that matrix, which is a transposed weight. Autograd copies it
-into the layout of the weight, on a CPU in more time than the product takes. Here it is computed in that layout.
+into the layout of the weight, on a CPU in more time than the product takes. There it is computed in that layout; a GPU gains
+nothing, and waits for the operator.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Does the same, with gradients in the layout of the weights where they are large."""
     given = [x, weight] if bias is None else [x, weight, bias]
-    trains = torch.is_grad_enabled() and weight.requires_grad and weight.numel() >= LARGE
+    trains = torch.is_grad_enabled() and weight.requires_grad and weight.device.type == "cpu" and weight.numel() >= LARGE
     if not trains or torch.compiler.is_compiling() or not can_be_an_operator(*given):
         return plain_product(x, weight, bias)
     return operator_of_rows()(x, weight, bias)
@@ -109,16 +110,21 @@ def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @functools.cache
 def operator_of_rows() -> Any:
     """Makes the operator when it is first needed: that takes as long as to import many modules."""
-    from torch.utils.flop_counter import register_flop_formula
-
     name = "multitudes::product_of_rows"
     _library.define("product_of_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     torch.library.impl(_library, "product_of_rows", "CompositeExplicitAutograd")(plain_product)
     torch.library.register_fake(name, _result_of_rows, lib=_library)
     torch.library.register_autograd(name, _backward_of_rows, setup_context=_keep_rows, lib=_library)
-    operator = torch.ops.multitudes.product_of_rows
-    register_flop_formula(operator)(_operations)
-    return operator
+    return torch.ops.multitudes.product_of_rows
+
+
+@functools.cache
+def tell_counters() -> None:
+    """Gives torch's FlopCounterMode the formulas of operators made here; a counter that is made before does not know them."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    register_flop_formula(operator_of_rows())(_operations)
+    register_flop_formula(torch.ops.multitudes.product_of_pixels)(_operations_of_pixels)
 
 
 def _result_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -140,3 +146,7 @@ def _backward_of_rows(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor
 def _operations(x: tuple[int, int, int], weight: tuple[int, int, int], *_: Any, **__: Any) -> int:
     """Counts two operations for each multiply-add; torch counts none for operators that it does not know."""
     return 2 * math.prod(x) * weight[1]
+
+
+def _operations_of_pixels(x: tuple[int, ...], weights: tuple[int, int, int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weights[1]
