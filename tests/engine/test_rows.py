@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import multitudes as mt
 from multitudes.engine import fold, rows
+from multitudes.engine import run as running
 from multitudes.engine.rows import (
     FEW_MEMBERS,
     LookUp,
@@ -290,3 +291,64 @@ class TestRowsOfABatch:
         ens = mt.ensemble(nn.Linear(4, 3), mt.BatchEnsemble(feed="part"), torch.randn(2, 4))
         with pytest.raises(mt.InputError, match="0 to 3"):
             ens(torch.randn(2, 4), rows=torch.tensor(names))
+
+
+class TestBlocksTogether:
+    """On a GPU and in compiled calls, blocks of rows run by vmap: values, gradients and statistics are those of other ways."""
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("method", [mt.MultiHead(members=M), mt.TreeNet(members=M, branch_at="3")])
+    def test_as_in_turn(self, method: mt.Method, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Flatten(), nn.Linear(64, 3)]
+        net, x = nn.Sequential(*layers).double(), torch.randn(8, 2, 6, 6, dtype=torch.float64)
+        names, found = torch.tensor([[2], [0], [0], [1]]), []
+        for together in (True, False):
+            ens = mt.ensemble(net, method, x, seed=0).train(training)
+            asked: list[bool] = []
+            monkeypatch.setattr(running, "_blocks_run_together", lambda *_, t=together, a=asked: a.append(t) or t)
+            y = ens(x, rows=names)
+            assert asked == [together] and running._blocks_run_together(ens) is together
+            y.square().sum().backward()
+            found.append((y, {n: p.grad for n, p in ens.named_parameters()}, dict(ens.named_buffers())))
+        (y, gradients, buffers), (wanted, of_each, kept) = found
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(gradients, of_each)
+        torch.testing.assert_close(buffers, kept)
+        assert int(buffers["1.num_batches_tracked"]) == int(training)
+        assert y.shape == (8, 3) and not torch.equal(y[:2], y[6:])
+
+    def test_a_compiled_step_is_one_graph(self) -> None:
+        """Where rows are searched for in turn, dynamo stops."""
+        net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 4)
+        ens = mt.ensemble(net, mt.MultiHead(members=M), x, seed=0).train()
+        names = torch.tensor([[2], [0], [1]])
+        wanted = ens(x, rows=names)
+        assert torch.equal(wanted[:2], ens(x)[2, :2])
+        compiled = torch.compile(ens, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, rows=names), wanted)
+
+
+class CalledTwice(nn.Module):
+    """A BatchNorm that is called twice, and one in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.still = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.still(self.twice(self.twice(self.first(x)))))
+
+
+def test_compiled_counters_of_batches() -> None:
+    """They count as in a plain call."""
+    torch.manual_seed(0)
+    ens, x = mt.ensemble(CalledTwice(), mt.BatchEnsemble(members=2), torch.randn(6, 4), seed=0), torch.randn(6, 4)
+    ens.train().template.still.eval()
+    plain, names = copy.deepcopy(ens), torch.tensor([[1], [0]])
+    compiled = torch.compile(ens, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, rows=names), plain(x, rows=names))
+    assert [int(ens.get_buffer(f"{name}.num_batches_tracked")) for name in ("twice", "still")] == [4, 0]
+    torch.testing.assert_close(dict(ens.named_buffers()), dict(plain.named_buffers()))
