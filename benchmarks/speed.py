@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import multitudes as mt
+from benchmarks.turns import in_turns, turn
 from multitudes import models
 from multitudes.shell.census.timm_networks import declare_operators
 
@@ -359,8 +360,9 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
     """Measures all contenders of one cell. Returns one row for each."""
     x, y = example(cell)
     device, calls, rows = cell.device, {}, []  # type: str, dict[str, Callable[[], None]], list[dict[str, Any]]
+    torch._dynamo.reset() if cell.compiled != "no" else None
+    _choose_convolutions(not in_turns())
     for name in names:
-        torch._dynamo.reset() if cell.compiled != "no" else None
         try:
             one = contender(name, cell, x)
             if one is None or (cell.mode == "train" and one.outputs is None):
@@ -374,26 +376,44 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
                 rows.append({"contender": name, "skipped": f"a call takes {again:.1f} s"})
                 print(f"  {name}: skipped, {rows[-1]['skipped']}", flush=True)
                 continue
-            peak = _peak(call, device)
         except Exception as error:
             rows.append({"contender": name, "error": f"{type(error).__name__}: {str(error)[:300]}"})
             print(f"  {name}: {rows[-1]['error']}", flush=True)
             continue
         calls[name] = call
         executor = one.module.executor if isinstance(one.module, mt.Ensemble) else ""
-        rows.append({"contender": name, "first_call_s": round(first, 2), "peak_mib": peak, "executor": executor})
+        seconds = None if in_turns() else round(first, 2)
+        rows.append({"contender": name, "first_call_s": seconds, "executor": executor})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = measure(calls, device, cell.seconds, 3 if cell.limit else 5)
-        if cell.profiled and device == "cuda":
-            profile(calls)
-    rows = [_with_times(row, found, cell.batch) for row in rows]
+        with turn(), _choosing_convolutions():
+            peaks = {name: _peak(call, device) for name, call in calls.items()}
+            found = measure(calls, device, cell.seconds, 3 if cell.limit else 5)
+            if cell.profiled and device == "cuda":
+                profile(calls)
+    rows = [_with_times({**row, "peak_mib": peaks.get(row["contender"])}, found, cell.batch) for row in rows]
     del calls
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
     about = {key: getattr(cell, key) for key in ("network", "batch", "mode", "device", "precision", "compiled")}
     return [{**about, **row} for row in rows]
+
+
+def _choose_convolutions(by_time: bool) -> None:
+    """Lets cuDNN choose its kernels by time, or not. It keeps its choices for each value of `deterministic` apart."""
+    torch.backends.cudnn.benchmark = by_time
+    torch.backends.cudnn.deterministic = not by_time
+
+
+@contextlib.contextmanager
+def _choosing_convolutions() -> Iterator[None]:
+    """Lets cuDNN choose its kernels by time in a with-block, where no other process is at work."""
+    _choose_convolutions(True)
+    try:
+        yield
+    finally:
+        _choose_convolutions(not in_turns())
 
 
 def check_work(contender: Contender, cell: Cell, x: Tensor, y: Tensor) -> None:
@@ -453,6 +473,7 @@ def machine_name(device: str) -> str:
 def prepare(threads: int) -> None:
     """Sets what all measurements of a process share."""
     torch.backends.cudnn.benchmark = True
+    torch._dynamo.config.recompile_limit = 64  # all ensembles of a cell have one forward
     if threads:
         torch.set_num_threads(threads)
 
