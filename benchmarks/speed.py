@@ -383,6 +383,8 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
         calls[name] = call
         executor = one.module.executor if isinstance(one.module, mt.Ensemble) else ""
         seconds = None if in_turns() else round(first, 2)
+        if in_turns():
+            print(f"  {name} is ready: {cell.network} {cell.mode} {cell.batch} {cell.compiled}", flush=True)
         rows.append({"contender": name, "first_call_s": seconds, "executor": executor})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -22,6 +22,9 @@ from pathlib import Path
 
 FOLDER = "MULTITUDES_TURNS"
 """Names the folder of the processes that measure in turn, in the environment of each."""
+THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Each process has its own: one that is stopped may hold a lock on what is common."""
 QUIET = 0.4
 """Seconds until the work that stopped processes have given to a GPU is done."""
 
@@ -60,12 +63,14 @@ def run(commands: list[str], folder: Path, seconds: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.pid"):
         old.unlink()
+    threads = str(max(1, len(os.sched_getaffinity(0)) // len(commands)))  # more would wait for each other
     running = []
     for number, command in enumerate(commands):
         given = [*shlex.split(command), "--out", str(folder / f"{number}.json")]
+        caches = {name: str(folder / f"cache{number}") for name in CACHES}
         one = subprocess.Popen(
             [sys.executable, "-m", "benchmarks", *given],
-            env={**os.environ, FOLDER: str(folder)},
+            env={**os.environ, **dict.fromkeys(THREADS, threads), **caches, FOLDER: str(folder)},
             start_new_session=True,
         )
         (folder / f"{one.pid}.pid").touch()
