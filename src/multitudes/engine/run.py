@@ -143,7 +143,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
             return run_vmap_rows(engine, call)
     if takes_rows(engine):
         return run_fold_each_row(engine, call, members.flatten(), each)
-    if each > 1 and _blocks_run_together(engine):
+    if each > 1 and _blocks_run_together(engine, len(members)):
         with engine.with_draws(of_each_row(owned_tensors(engine), members.flatten())):
             return run_vmap_rows(engine, call, each)
     shared = batch_coupled(engine, per_member=True)
@@ -157,15 +157,16 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members.flatten().repeat_interleave(each))
 
 
-def _blocks_run_together(engine: Engine) -> bool:
-    """Whether blocks of rows run by vmap, each with a copy of its member's tensors, which are few in what shares weights.
+def _blocks_run_together(engine: Engine, blocks: int) -> bool:
+    """Whether blocks of rows run by vmap, each with a copy of its member's tensors. `ens.batch` makes one block of each member.
 
     The loop would launch a network for each member, and its search for rows depends on values, which stops a compiler. On a CPU
     it is as fast.
     """
     together = torch.compiler.is_compiling() or engine.device_type != "cpu"
-    few = engine.shares and engine.owned <= engine.parameter_places.keys() and engine.chunk is None
-    return together and few and vmap_is_right(engine, per_member=True)
+    few = engine.shares and engine.chunk is None and blocks <= 2 * engine.members
+    read_only = engine.owned <= engine.parameter_places.keys()  # a copy's buffers would be lost
+    return together and few and read_only and vmap_is_right(engine, per_member=True)
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> tuple[Tensor, int]:
