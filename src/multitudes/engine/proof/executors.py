@@ -399,7 +399,8 @@ def _vmap_obstacle(engine: Engine, mode: str) -> str | None:
         return f"hooks on {names[0] or 'the model'} would see all members at once"
     if engine.traits.copy_per_member:
         return "backward runs forward again (checkpointing)"
-    bare = [n for n in engine.traits.coupled if (norm := batch_norms(engine.template)[n]).weight is norm.running_mean is None]
+    norms = batch_norms(engine.template)
+    bare = [n for n in engine.traits.coupled if (norm := norms[n]).weight is norm.running_mean is None]
     if bare and mode == "train":
         return f"the shared BatchNorm {sorted(bare)[0]} has no tensor that identifies it (affine=False, no running statistics)"
     return None
