@@ -17,7 +17,7 @@ import multitudes as mt
 from multitudes.engine import EXECUTORS, run_vmap, tree
 from multitudes.engine.draws import run_with
 from multitudes.engine.proof import slots, smaller, trial
-from multitudes.engine.proof.executors import ALL, LATER, first_members
+from multitudes.engine.proof.executors import ALL, LATER, TOGETHER, first_members
 from multitudes.engine.proof.outcome import run_plain, without_backward
 from multitudes.methods.dropconnect import Connected
 
@@ -71,7 +71,7 @@ class TestLater:
 
     def test_the_plan_says_so(self) -> None:
         ens = mt.ensemble(nn.Linear(4, 3), mt.Deep(members=M), torch.randn(B, 4))
-        assert ens.engine.untried == ALL
+        assert ens.engine.untried == ALL - {TOGETHER}
         assert ens.plan.why == {"vmap": LATER, "fold": LATER}
         assert ens.plan.proven == {"train": ("loop",), "eval": ("loop",)}
 

@@ -68,6 +68,8 @@ def prove_executors(
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
     """
     tried = frozenset(names) if names is not None else (_needed(engine, bool(also)).union(also) if large else ALL)
+    if not drawn_names(engine.template):  # members always train together
+        tried |= {TOGETHER}
     if not large:
         _prove(engine, inputs, large, tried)
     elif not _proved_on_few_rows(engine, inputs, tried):
@@ -152,8 +154,8 @@ def _needed(engine: Engine, by_rows: bool) -> frozenset[str]:
     preferred = frozenset({_preferred(engine)} - {"loop"})
     if drawn_names(engine.template) and not by_rows:
         return preferred
-    both = engine.shared_norms and not forbidden(engine)
-    return frozenset({"vmap", "fold", TOGETHER}) if both else preferred | {TOGETHER}
+    both = frozenset({"vmap", "fold"}) if engine.shared_norms and not forbidden(engine) else preferred
+    return both | {TOGETHER}
 
 
 def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None:

@@ -47,6 +47,8 @@ from multitudes.terminal import step
 RUNS: dict[str, Callable[..., Any]] = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 SINGLE = 1e-4
 """Outcomes of a large engine agree if they differ by less than this, relative to the largest entry."""
+SOFT = 4
+"""Times the variance of what a norm gets: its `eps` where rounding errors would grow."""
 WAYS = [(mutates, copies, no_replay) for mutates in (False, True) for copies, no_replay in ((0, 0), (1, 0), (1, 1))]
 """Traits under which the loop is tried: `mutates`, `copy_per_member` and `no_replay`."""
 
@@ -80,7 +82,7 @@ class Trial:
         self._outcomes: dict[tuple[str | int, str, frozenset[str] | None, bool], Outcome] = {}
         self._double: tuple[Engine, Inputs] | None = None
         self._runs_alone: dict[tuple[str, bool], bool] = {}
-        self._variances: dict[str, float] | None = None
+        self._eps: dict[str, float] = {}
         self._learn_loop()
         self.engine.row_axes = self._output_axes() if backward else {}
 
@@ -130,12 +132,16 @@ class Trial:
         )
 
     def agree_softened(self, *names: str) -> bool:
-        """Whether executors agree in training if each norm's `eps` is the variance of what it normalises.
+        """Whether executors agree in training if each norm's `eps` is a few times the variance of what it normalises.
 
         Norms then do not blow up rounding errors where few entries are nearly equal. All else runs as before: norms normalise
-        by the statistics of all members' rows, to about the same size.
+        by the statistics of all members' rows, and of a wrong variance a fifth of the effect stays. Outputs and buffers must agree
+        without this, too.
         """
         if not self.engine.traits.coupled:
+            return False
+        forward, *found = (replace(self.outcome(name, "train"), gradients={}) for name in names)
+        if any(difference(other, forward, 10 * SINGLE) for other in found):
             return False
         try:
             first, *others = (self._run(RUNS[name], self.softened(), self.inputs, "train") for name in names)
@@ -144,18 +150,17 @@ class Trial:
         return all(difference(other, first, 10 * SINGLE) is None for other in others)
 
     def softened(self) -> Engine:
-        """Copies the engine for one run in which each norm's `eps` is at least the variance of what it normalises."""
-        if self._variances is None:
-            self._variances = _variances(plain_member(self.copy(), 0), self.inputs)
+        """Copies the engine for one run in which norms are soft (`agree_softened`)."""
+        self._eps = self._eps or _soft(plain_member(self.copy(), 0), self.inputs)
         twin = self.copy()
         for name, norm in batch_norms(twin.template).items():
-            norm.eps = max(norm.eps, self._variances.get(name, 0.0))
+            norm.eps = self._eps[name]
         return twin
 
     @property
     def is_soft(self) -> bool:
         """Whether a comparison in training needed softened norms."""
-        return self._variances is not None
+        return bool(self._eps)
 
     def prediction(self, name: str, precise: bool = False) -> Outcome:
         """Returns the outcome of an executor in eval mode without gradients."""
@@ -581,18 +586,21 @@ def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
     return Outcome(values, of(outcome.gradients), of(outcome.buffers))
 
 
-def _variances(network: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Returns the variance of what each BatchNorm layer of a plain network normalises in training, the mean over channels."""
-    found: dict[str, float] = {}
+def _soft(network: nn.Module, inputs: Inputs) -> dict[str, float]:
+    """Runs a plain network in training, with each BatchNorm layer's `eps` at `SOFT` times the variance of what it gets.
 
-    def look(name: str, x: torch.Tensor) -> None:
+    Returns these. Layers behind a softened one get smaller numbers, and their own `eps` follows: signals keep their size.
+    """
+
+    def soften(norm: Any, x: torch.Tensor) -> None:
         variance = float(x.detach().var([axis for axis in range(x.ndim) if axis != 1], correction=0).mean())
-        found[name] = max(found.get(name, 0.0), variance)
+        norm.eps = max(norm.eps, SOFT * variance)
 
-    for name, norm in batch_norms(network).items():
-        norm.register_forward_pre_hook(lambda _, args, n=name: look(n, args[0]) if args else None)
+    norms = batch_norms(network)
+    for norm in norms.values():
+        norm.register_forward_pre_hook(lambda norm, args: soften(norm, args[0]) if args else None)
     run_plain(network, inputs, "train", backward=False)
-    return found
+    return {name: float(norm.eps) for name, norm in norms.items()}
 
 
 def _but_first(outcome: Outcome, engine: Engine) -> Outcome:
