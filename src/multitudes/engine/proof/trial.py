@@ -135,8 +135,8 @@ class Trial:
         """Whether executors agree in training if each norm's `eps` is a few times the variance of what it normalises.
 
         Norms then do not blow up rounding errors where few entries are nearly equal. All else runs as before: norms normalise
-        by the statistics of all members' rows, and of a wrong variance a fifth of the effect stays. Outputs and buffers must agree
-        without this, too.
+        by the statistics of all members' rows, and of a wrong variance a fifth of the effect stays. Outputs and buffers must
+        agree without this, too.
         """
         if not self.engine.traits.coupled:
             return False
