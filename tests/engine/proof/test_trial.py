@@ -18,7 +18,7 @@ import multitudes as mt
 from multitudes.engine import EXECUTORS, run_vmap, tree
 from multitudes.engine.draws import run_with
 from multitudes.engine.loop import run_loop
-from multitudes.engine.proof import slots, smaller, trial
+from multitudes.engine.proof import executors, slots, smaller, trial
 from multitudes.engine.proof.executors import ALL, LATER, LATER_TOGETHER, TOGETHER, first_members
 from multitudes.engine.proof.outcome import run_plain, without_backward
 from multitudes.methods.dropconnect import Connected
@@ -232,6 +232,31 @@ def test_an_executor_that_carries_nan_to_other_members_is_refused(name: str, mon
     ens = mt.ensemble(blocks(), mt.BatchEnsemble(members=M, feed="all"), torch.randn(B, 8, dtype=F32), seed=0)
     assert name not in ens.plan.proven["eval"]
     assert "changes the output of another member" in ens.plan.why[name]
+
+
+class Dropping(nn.Module):
+    """Drops a branch at random in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.head(y + self.branch(y) * (torch.rand(len(y), 1, device=y.device).to(y) if self.training else 1.0))
+
+
+def test_calls_per_member_of_a_random_network_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors draw other noise than the loop, so none could agree: the loop runs these calls."""
+    calls: list[str] = []
+    run = executors._run_per_member
+    monkeypatch.setattr(executors, "_run_per_member", lambda *args, **kw: (calls.append(args[1]), run(*args, **kw))[1])
+    ens = mt.ensemble(Dropping(), mt.Masksembles(members=M, scale=2.0, fewest=2), torch.randn(B, 8), seed=0)
+    assert ens.engine.traits.random
+    assert "per member" not in ens.engine.untried
+    assert not ens.engine.traits.vmap_per_member
+    assert not calls
+    ens.train().loss(torch.randn(B, 8), torch.randn(B, 3), nn.MSELoss()).backward()
 
 
 class TestKeptProofs:

@@ -60,6 +60,7 @@ class Trial:
     backward  False for runs that are forward only, if gradients and leaks are known otherwise
     pair      vmap and fold will be compared with each other in training with shared norms, where the loop has another result:
               it runs forward there, until `learn_backward`
+    random    training is known to be random if it draws
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Trial:
         modes: Sequence[str] = MODES,
         backward: bool = True,
         pair: bool = False,
+        random: bool = False,
     ) -> None:
         plain = without_dropout(engine)
         self._noisy = engine, inputs
@@ -77,6 +79,7 @@ class Trial:
         self.engine, self.inputs = precise or (plain, inputs)
         self.large = large
         self.modes, self.backward, self.pair = modes, backward, pair and large and backward
+        self.random = random
         self.failed: dict[str, Exception] = {}
         """The modes in which the network does not run, with the error."""
         self._outcomes: dict[tuple[str | int, str, frozenset[str] | None, bool], Outcome] = {}
@@ -346,7 +349,10 @@ class Trial:
             )
             try:
                 outcome = self._watched_loop(mode, written)
-                outcome = with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
+                if outcome.drew and mode == "train" and self.random:
+                    outcome = replace(outcome, random=True)
+                elif outcome.drew:
+                    outcome = with_randomness(outcome, self.copy(), self.inputs, mode)
             except DrawWritten:
                 raise
             except Exception as error:
