@@ -22,7 +22,7 @@ from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, slot
 from multitudes.engine.modules import deep_copied, detached_copy, in_layout, kept_modes, named_tensors, under_autocast
-from multitudes.engine.proof.executors import PER_MEMBER, pick, prove_later
+from multitudes.engine.proof.executors import PER_MEMBER, TOGETHER, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
@@ -161,7 +161,7 @@ class Ensemble(nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
-            self._prove_for(per_member, rows is not None)
+            self._prove_for(per_member, rows is not None, self.training and self._runs_several(draws))
             if self.method.draws and self.method.draws_by_shape and not self.is_frozen:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
@@ -530,10 +530,22 @@ class Ensemble(nn.Module):
                 self.prove_later(["vmap"])
         return self
 
-    def _prove_for(self, per_member: bool, rows: bool) -> None:
-        """Tries what a call with other inputs for each member, or with rows=, may need. A compiled call cannot do so itself."""
-        if self.engine.untried and (per_member or rows):
-            self.prove_later(["fold", PER_MEMBER] if rows else [PER_MEMBER])
+    def _prove_for(self, per_member: bool, rows: bool, together: bool = False) -> None:
+        """Tries what a call with other inputs for each member, or with rows=, may need, or a training call of several draws.
+
+        A compiled call cannot do so itself.
+        """
+        if not self.engine.untried:
+            return
+        many = ["fold", "vmap"] if TOGETHER in self.engine.untried and self.engine.shared_norms else []
+        if per_member or rows:
+            self.prove_later([*many, *(["fold"] if rows else []), PER_MEMBER, TOGETHER])
+        elif together and TOGETHER in self.engine.untried:
+            self.prove_later([*many, TOGETHER])
+
+    def _runs_several(self, draws: Any) -> bool:
+        """Whether a call runs several members, or several `draws`."""
+        return self.members > 1 if draws is None else any(len(t) > 1 for t in tree.tensors(draws))
 
     def prove_later(self, names: Sequence[str]) -> None:
         """Tries executors that conversion left to later ("vmap", "fold", "per member"), since they may be chosen now."""

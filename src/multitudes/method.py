@@ -224,8 +224,11 @@ class Method(Settings):
         """Makes the draws of a training step from these seeds: ``[D, ...]`` by buffer name."""
         return draw_all(network, seeds)
 
-    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-        """Records the activation shapes of a call, for methods whose draws have these shapes. Returns True if they changed."""
+    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis, like: nn.Module | None = None) -> bool:
+        """Records the activation shapes of a call, for methods whose draws have these shapes. Returns True if they changed.
+
+        `like` is another network of the method whose shapes were recorded: what values showed of it holds for this one.
+        """
         return False
 
     def bake(self, member: nn.Module) -> None:

@@ -28,7 +28,7 @@ from multitudes.engine.draws import (
     on_device,
 )
 from multitudes.engine.modules import detached_copy
-from multitudes.engine.proof.independence import _changed
+from multitudes.engine.proof.independence import changed
 from multitudes.engine.state import SEEDS
 from multitudes.models import MLP
 
@@ -291,10 +291,10 @@ def test_large_shifts_of_trials_are_views_of_few_numbers() -> None:
     assert len(shift.flatten(0, 1).unique(dim=0)) == 800
     assert 0.02 < float(shift.std()) < 0.04 and abs(float(shift.mean())) < 0.002
     before = shift.clone()
-    with _changed(ens.engine, 1, "NaN"):
-        changed = ens.engine.buffers()["0.shift_weight"]
-        assert changed[1].isnan().all()
-        assert torch.equal(changed[0], before[0])
+    with changed(ens.engine, 1, "NaN"):
+        shown = ens.engine.buffers()["0.shift_weight"]
+        assert shown[1].isnan().all()
+        assert torch.equal(shown[0], before[0])
     assert ens.engine.buffers()["0.shift_weight"] is shift
     assert torch.equal(shift, before)
 

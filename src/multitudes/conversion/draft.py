@@ -74,21 +74,23 @@ class Draft:
     rules: dict[str, str] = field(default_factory=dict)
     """The rule by which each tensor was initialised, once members are stacked."""
 
-    def prepared(self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = ()) -> Draft:
+    def prepared(
+        self, method: Method, at: Mapping[str, Method], kept: Sequence[str] = (), like: nn.Module | None = None
+    ) -> Draft:
         """Returns a copy for `method`, with its network of one member. The modules named in `kept` stay plain.
 
-        Draws have the shapes of the small example.
+        Draws have the shapes of the small example; `like` is a network of the same method whose shapes are known.
         """
         step("the network of one member")
         network = method.prepare(self.given.with_settings(at))
         for name in kept:
             method.bake(network.get_submodule(name))
-        method.fit_shapes(network, self.given.small.inputs, self.batch_axis)
+        method.fit_shapes(network, self.given.small.inputs, self.batch_axis, like)
         return replace(self, method=method, network=network, rules={})
 
     def neutral(self) -> Draft:
         """Returns the draft with the method's neutral settings, under which the ensemble must equal the given model."""
-        return replace(self.prepared(self.method.neutral(), {}, self.plan.keep), start="copies")
+        return replace(self.prepared(self.method.neutral(), {}, self.plan.keep, self.network), start="copies")
 
     @property
     def full_width(self) -> bool:

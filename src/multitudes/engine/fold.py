@@ -99,11 +99,11 @@ def sites(engine: Engine) -> dict[str, nn.Module]:
 
 def forbidden(engine: Engine) -> str | None:
     """Returns why fold is wrong in training: a shared BatchNorm inside a layer with member tensors. None if it is right."""
-    layers = sites(engine)
+    layers = dict(engine.sites())
     for name in sorted(engine.shared_norms):
-        around = [site for site in layers if inside(name, [site])]
-        if around:
-            return f"the shared BatchNorm {name} lies inside {around[0] or 'the model'}, which owns member tensors"
+        if inside(name, layers):
+            around = next(site for site in layers if inside(name, [site]))
+            return f"the shared BatchNorm {name} lies inside {around or 'the model'}, which owns member tensors"
     return None
 
 

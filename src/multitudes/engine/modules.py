@@ -8,7 +8,7 @@ import copyreg
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CellType, FunctionType
 from typing import Any, TypeAlias, TypeVar
 
@@ -104,9 +104,13 @@ def paths_of(module: nn.Module) -> Paths:
 
     A tied tensor has several places.
     """
+    return paths_in(named_parts(module))
+
+
+def paths_in(parts: Sequence[tuple[str, nn.Module]]) -> Paths:
+    """Does what `paths_of` does, for a module's `named_parts`."""
     first: dict[int, str] = {}
     places: Paths = {}
-    parts = named_parts(module)
     for kind in ("_parameters", "_buffers"):
         for name, part in parts:
             path = tuple(name.split(".")) if name else ()
@@ -323,7 +327,7 @@ def _holds_none(value: Any) -> bool:
 
 def empty_dicts(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Returns the places of empty dicts in plain attributes of modules, where forward may keep what it computed."""
-    return [(vars(part), key) for part in module.modules() for key in _dicts_of(part) if not vars(part)[key]]
+    return [(vars(part), key) for _, part in named_parts(module) for key in _dicts_of(part) if not vars(part)[key]]
 
 
 def without_caches(module: nn.Module) -> None:
@@ -408,7 +412,7 @@ def plain_attention() -> Iterator[None]:
 def has_attention(module: nn.Module) -> bool:
     """Checks whether a module contains torch's attention modules, which have a fused inference path."""
     kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-    return any(isinstance(part, kinds) for part in module.modules())
+    return any(isinstance(part, kinds) for _, part in named_parts(module))
 
 
 Factory = Callable[[float], nn.Module]
@@ -436,9 +440,13 @@ def names_matching(names: Sequence[str], globs: Sequence[str], what: str) -> dic
     return matches
 
 
-def inside(name: str, modules: Sequence[str] | frozenset[str]) -> bool:
+def inside(name: str, modules: Collection[str]) -> bool:
     """Checks whether a name is one of these modules or lies inside one."""
-    return any(module == "" or name == module or name.startswith(f"{module}.") for module in modules)
+    while name not in modules:
+        if not name:
+            return False
+        name = name.rpartition(".")[0]
+    return True
 
 
 def owned_modules(model: nn.Module, keep: Callable[[str], bool]) -> frozenset[str]:

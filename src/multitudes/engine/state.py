@@ -27,7 +27,7 @@ from multitudes.engine.modules import (
     join_name,
     named_parts,
     owning_module,
-    paths_of,
+    paths_in,
     register_at,
     registers_of,
     with_attribute,
@@ -129,9 +129,10 @@ class Engine:
     """For each tensor, its places: a module's `_parameters` or `_buffers` dict, and the key. A tied tensor has several."""
 
     def __post_init__(self) -> None:
-        self.paths = paths_of(self.template)
+        named = named_parts(self.template)
+        self.paths = paths_in(named)
         self.registers = registers_of(self.template, self.paths)
-        self.parts = [part for _, part in named_parts(self.template)]
+        self.parts = [part for _, part in named]
         kinds = {name: places[0][1] for name, places in self.paths.items()}
         self.parameter_places = {name: self.registers[name][0] for name in kinds if kinds[name] == "_parameters"}
         self.buffer_places = {name: self.registers[name][0] for name in kinds if kinds[name] == "_buffers"}
@@ -139,9 +140,9 @@ class Engine:
         self.channels_last = False
         self.drawn: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
-        parts = [(n, vars(part).get("draws")) for n, part in self.template.named_modules()]
+        parts = [(n, vars(part).get("draws")) for n, part in named]
         self.drawable = {SEEDS} | {join_name(n, k) for n, keys in parts if isinstance(keys, tuple) for k in keys}
-        self.recurrent = [part for part in self.template.modules() if isinstance(part, nn.RNNBase)]
+        self.recurrent = [part for part in self.parts if isinstance(part, nn.RNNBase)]
         self.caches = empty_dicts(self.template)
         self.counters = [vars(part) for part in self.parts if "at" in vars(part) and isinstance(vars(part).get("draws"), tuple)]
         # kept by the loop, by name: a tensor, its alias, its slices
@@ -194,7 +195,7 @@ class Engine:
         """Names the outermost modules that hold member tensors directly; says whether each takes a member for each row."""
         owners = {owning_module(name) for name in self.owned if name != SEEDS}
         parts = {name: part for name, part in named_parts(self.template) if name in owners}
-        outermost = [name for name in parts if not inside(name, frozenset(owners - {name}))]
+        outermost = [name for name in parts if not name or not inside(name.rpartition(".")[0], owners)]
         return [(name, bool(getattr(type(parts[name]), "takes_rows", False))) for name in outermost]
 
     @constant

@@ -149,9 +149,9 @@ class MCDropout(DropPrior, Method):
             )
         return f"{behind}.weight" if behind else "weight"
 
-    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
+    def fit_shapes(self, network: nn.Module, inputs: Inputs, batch_axis: BatchAxis, like: nn.Module | None = None) -> bool:
         """Records the shape of each dropout call, and the axis of its rows."""
-        return measure(network, inputs, batch_axis)
+        return measure(network, inputs, batch_axis, like)
 
     def layout(self, structure: Structure) -> Layout:
         """Gives each member its own masks and seed. The plan names dropout that is off at prediction."""

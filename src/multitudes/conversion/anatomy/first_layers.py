@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,10 +21,18 @@ def first_layers(structure: Structure) -> set[str]:
     layers = set(structure.layers())
     nodes = {node: name for node, (name, _) in structure.produced_by.items() if name in layers}
     names = set(nodes.values())
-    for node, name in nodes.items():
-        if any(nodes.get(other, name) != name for other in outputs_first((node,))):
-            names.discard(name)
+    upstream: dict[Any, frozenset[str]] = {}
+    for node in reversed(outputs_first(tuple(nodes))):
+        above = _two_of(name for source, _ in node.next_functions if source is not None for name in upstream[source])
+        if node in nodes and above - {nodes[node]}:
+            names.discard(nodes[node])
+        upstream[node] = _two_of((*above, nodes[node])) if node in nodes else above
     return _reading_inputs(structure, names)
+
+
+def _two_of(names: Iterable[str]) -> frozenset[str]:
+    """Returns these names, or two of them if there are more: two show that one of them is another than a given one."""
+    return frozenset(sorted(set(names))[:2])
 
 
 def _reading_inputs(structure: Structure, names: set[str]) -> set[str]:

@@ -50,10 +50,13 @@ SAME_NOISE = ("fractional_max_pool",)
 
 PER_MEMBER = "per member"
 """Stands for calls with other inputs for each member, among executors to try."""
-ALL = frozenset({"vmap", "fold", PER_MEMBER})
+TOGETHER = "draws together"
+"""Stands for training calls of several draws, among executors to try: a training step runs one."""
+ALL = frozenset({"vmap", "fold", PER_MEMBER, TOGETHER})
 BY_ROWS = ("fold", PER_MEMBER)
 """What calls that run each row by one member may need."""
 LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
+LATER_TOGETHER = "not tried in training yet, where a step runs one draw; it is tried at the first call that runs several"
 
 
 def prove_executors(
@@ -64,7 +67,9 @@ def prove_executors(
     large  the network is large: runs are few, and in its own precision
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
     """
-    tried = frozenset(names) if names is not None else (_needed(engine).union(also) if large else ALL)
+    tried = frozenset(names) if names is not None else (_needed(engine, bool(also)).union(also) if large else ALL)
+    if not drawn_names(engine.template):  # members always train together
+        tried |= {TOGETHER}
     if not large:
         _prove(engine, inputs, large, tried)
     elif not _proved_on_few_rows(engine, inputs, tried):
@@ -97,7 +102,8 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
     try:
         same = _prove(part, inputs, True, tried)
         step("the whole network")
-        whole = run_whole(engine, inputs, part, same)
+        alone = TOGETHER in part.untried  # a training step runs one draw, as a plain network does
+        whole = run_whole(engine, inputs, part, same or alone)
     except Exception:
         return False
     engine.take_proofs(part)
@@ -107,7 +113,7 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
 
 def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -> bool:
     """Proves executors on the engine as it is. Returns whether training runs nothing else than eval mode does."""
-    trial = Trial(engine, inputs, large)
+    trial = Trial(engine, inputs, large, pair={"vmap", "fold", TOGETHER} <= tried)
     engine.why, engine.untried = {}, ALL - tried
     for mode in reversed(MODES):  # eval first: the loop is always a reference there
         if mode == "train" and trial.loop("train") is trial.loop("eval"):  # training runs the same program
@@ -124,6 +130,8 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
         if name in engine.untried:
             never = forbidden(engine) if name == "fold" and engine.shared_norms else None
             engine.why[name] = never or LATER
+        elif TOGETHER in engine.untried and name not in engine.proven["train"]:
+            engine.why.setdefault(name, LATER_TOGETHER)
     engine.row_axes, engine.traits = trial.engine.row_axes, trial.engine.traits
     if engine.summed:
         step("other inputs for each slot")
@@ -138,11 +146,16 @@ def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -
     return not trial.trains_apart
 
 
-def _needed(engine: Engine) -> frozenset[str]:
-    """Names the executors that this device may choose. Where BatchNorm is shared, training needs vmap or fold."""
-    if engine.shared_norms and not forbidden(engine):
-        return frozenset({"vmap", "fold"})
-    return frozenset({_preferred(engine)} - {"loop"})
+def _needed(engine: Engine, by_rows: bool) -> frozenset[str]:
+    """Names the executors that this device may choose. Where members train together and share BatchNorm, that needs both.
+
+    A training step of members that are draws runs one of them, by the loop, unless rows have draws of their own (`by_rows`).
+    """
+    preferred = frozenset({_preferred(engine)} - {"loop"})
+    if drawn_names(engine.template) and not by_rows:
+        return preferred
+    both = frozenset({"vmap", "fold"}) if engine.shared_norms and not forbidden(engine) else preferred
+    return both | {TOGETHER}
 
 
 def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None:
@@ -159,8 +172,13 @@ def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None
 
 def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) -> None:
     proven = ["loop"]
+    if mode == "train" and TOGETHER not in tried:
+        trial.engine.proven[mode] = ("loop",)
+        return
     if mode == "train" and _agree_in_training(trial, tried):
         proven += ["vmap", "fold"]
+    elif mode == "train":
+        trial.learn_backward()
     for name in ("vmap", "fold"):
         if name not in tried or name in proven:
             continue
@@ -237,6 +255,9 @@ def _error_with_dropout(trial: Engine, engine: Engine, inputs: Inputs, mode: str
 
 def _prove_per_member(trial: Trial, engine: Engine) -> None:
     """Finds whether vmap and fold are right for calls with other inputs for each member."""
+    train = trial.loop("train")
+    if trial.large and train is not None and train.random:  # executors draw other noise, so nothing could agree with the loop
+        return
     step("other inputs for each member")
     few = trial.engine
     vmap = all("vmap" in few.proven[mode] for mode in MODES)
@@ -253,19 +274,32 @@ def _prove_per_member(trial: Trial, engine: Engine) -> None:
 
 
 def _agree_per_member(trial: Trial, slots: Inputs) -> bool:
-    """Whether vmap and fold agree in training with shared norms when each member has its own inputs (`_agree_in_training`)."""
+    """Whether vmap and fold agree in training with shared norms when each member has its own inputs (`_agree_in_training`).
+
+    Norms are softened if they had to be without inputs of their own.
+    """
+    copy = trial.softened if trial.is_soft else trial.copy
     try:
-        vmap, fold = (_run_per_member(trial, name, slots, "train") for name in ("vmap", "fold"))
+        vmap, fold = (_run_per_member(trial, name, slots, "train", copy=copy) for name in ("vmap", "fold"))
         return difference(vmap, fold, 10 * SINGLE) is None
     except Exception:
         return False
 
 
 def _run_per_member(
-    trial: Trial, name: str, slots: Inputs, mode: str, backward: bool = True, without: frozenset[str] = frozenset()
+    trial: Trial,
+    name: str,
+    slots: Inputs,
+    mode: str,
+    backward: bool = True,
+    without: frozenset[str] = frozenset(),
+    copy: Callable[[], Engine] | None = None,
 ) -> Outcome:
-    """Runs an executor with other inputs for each member. A warning of vmap, which may run member by member, is an error."""
-    twin = trial.copy()
+    """Runs an executor with other inputs for each member. A warning of vmap, which may run member by member, is an error.
+
+    `copy` makes the engine for the run.
+    """
+    twin = (copy or trial.copy)()
     with warnings.catch_warnings(), without_modules(twin.template, without):
         warnings.simplefilter("error" if name == "vmap" else "ignore")
         return run_executor(functools.partial(RUNS[name], per_member=True), twin, slots, mode, backward)
@@ -335,7 +369,7 @@ def pick(engine: Engine) -> None:
 
 def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     """Returns why an executor is not right in a mode; None if it is right."""
-    engine, loop = trial.engine, trial.loop(mode)
+    engine, loop, apart = trial.engine, trial.loop(mode), False
     if loop is None:
         return f"the model does not run in {mode} mode on this example"
     if not engine.owned:
@@ -347,7 +381,11 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
         if name == "fold" and set(engine.row_axes) <= {OUTPUT}:
             engine.row_axes = {**engine.row_axes, **trial.learned_rows()}
         with _quiet_but_slow():
-            trial.prediction(name) if _forward_only(trial, name, mode) else trial.outcome(name, mode)
+            apart = mode == "eval" and not loop.random and trial.predicts_apart(name)
+            if not _forward_only(trial, name, mode):
+                trial.outcome(name, mode)
+            elif not apart:
+                trial.prediction(name)
     except Exception as error:
         slow = isinstance(error, UserWarning) and re.match(SLOW, str(error))
         return f"{_operation_in(str(error))} would run member by member" if slow else _reason(error)
@@ -363,6 +401,8 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     quick = _forward_only(trial, name, mode)
     if not quick and (differs := trial.difference(name, "loop", mode, coupled)):
         return f"{differs} from the loop's"
+    if apart:
+        return None
     if mode == "eval" and (wrong := _obstacle_of_predictions(trial, name)):
         return wrong
     if coupled or (mode == "train" and trial.large and name in engine.proven["eval"]):  # these mix members on purpose, or
@@ -399,7 +439,8 @@ def _vmap_obstacle(engine: Engine, mode: str) -> str | None:
         return f"hooks on {names[0] or 'the model'} would see all members at once"
     if engine.traits.copy_per_member:
         return "backward runs forward again (checkpointing)"
-    bare = [n for n in engine.traits.coupled if (norm := batch_norms(engine.template)[n]).weight is norm.running_mean is None]
+    norms = batch_norms(engine.template)
+    bare = [n for n in engine.traits.coupled if (norm := norms[n]).weight is norm.running_mean is None]
     if bare and mode == "train":
         return f"the shared BatchNorm {sorted(bare)[0]} has no tensor that identifies it (affine=False, no running statistics)"
     return None
@@ -422,12 +463,13 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
         if zeros.is_floating_point() and not bool(zeros.any()):
             copies[name] = _small(zeros[:1] if name in engine.owned else zeros).expand_as(zeros)
     equal = replace(engine, template=detached_copy(engine.template, copies))
-    repeating = [op for op in _operations(equal, inputs, mode) if any(name in op for name in SAME_NOISE)]
+    operations, expected = _operations(equal, inputs, mode)
+    repeating = [op for op in operations if any(name in op for name in SAME_NOISE)]
     if repeating:
         return f"aten::{repeating[0]} would draw the same noise for all members"
     if engine.members == 1:
         return None
-    expected, values = (run_executor(how, equal, inputs, mode, backward=False).values for how in (run_loop, executor))
+    values = run_executor(executor, equal, inputs, mode, backward=False).values
     for a, b in zip(expected, values, strict=True):
         if torch.equal(a[0], a[1]) != torch.equal(b[0], b[1]):
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
@@ -441,8 +483,8 @@ def _small(zeros: Tensor) -> Tensor:
     return 0.02 * numbers.to(zeros)
 
 
-def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
-    """Returns the names of the operations of one forward pass."""
+def _operations(engine: Engine, inputs: Inputs, mode: str) -> tuple[list[str], list[Tensor]]:
+    """Returns the names of the operations of one forward pass of the loop, and its outputs."""
     names: list[str] = []
 
     class Names(Listening):
@@ -451,8 +493,8 @@ def _operations(engine: Engine, inputs: Inputs, mode: str) -> list[str]:
             return func(*args, **(kwargs or {}))
 
     with Names():
-        run_executor(run_loop, engine, inputs, mode, backward=False)
-    return names
+        outcome = run_executor(run_loop, engine, inputs, mode, backward=False)
+    return names, outcome.values
 
 
 BRANCHES = "a tensor's value decides which operations run, as in `if x.sum() > 0`, or where whole layers are dropped at random"

@@ -129,7 +129,7 @@ def _leak_by_change(
 ) -> str | None:
     """Changes the tensors of member m, and returns a leak if another member's output differs from `before`."""
     try:
-        with _changed(engine, m, how):
+        with changed(engine, m, how):
             after = _values(engine, inputs, mode, executor, 0, gradients)
     except SharedWrite:
         return None  # members that set a shared buffer apart are refused by name, also in use
@@ -146,7 +146,7 @@ FAILS = "the model fails when a member's weights are changed a little"
 
 
 @contextlib.contextmanager
-def _changed(engine: Engine, m: int, how: str) -> Iterator[None]:
+def changed(engine: Engine, m: int, how: str) -> Iterator[None]:
     """Sets the tensors of member m in a with-block: to NaN, or to values of similar size with their peaks elsewhere."""
     owned = {n: t for n, t in named_tensors(engine.template) if n in engine.owned}
     owned = {n: t for n, t in owned.items() if t.is_floating_point() or t.is_complex()}

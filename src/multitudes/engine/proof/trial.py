@@ -22,7 +22,7 @@ from multitudes.engine.listening import Quick
 from multitudes.engine.loop import OUTPUT, members, run_loop
 from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, join_name, named_tensors, owning_module
 from multitudes.engine.program import Tracer, shape_inputs, shapes_only
-from multitudes.engine.proof.independence import leaks, quick_leaks, repeats_afresh
+from multitudes.engine.proof.independence import changed, leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
     close,
@@ -47,6 +47,8 @@ from multitudes.terminal import step
 RUNS: dict[str, Callable[..., Any]] = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 SINGLE = 1e-4
 """Outcomes of a large engine agree if they differ by less than this, relative to the largest entry."""
+SOFT = 4
+"""Times the variance of what a norm gets: its `eps` where rounding errors would grow."""
 WAYS = [(mutates, copies, no_replay) for mutates in (False, True) for copies, no_replay in ((0, 0), (1, 0), (1, 1))]
 """Traits under which the loop is tried: `mutates`, `copy_per_member` and `no_replay`."""
 
@@ -56,6 +58,9 @@ class Trial:
 
     modes     the modes in which the loop runs first
     backward  False for runs that are forward only, if gradients and leaks are known otherwise
+    pair      vmap and fold will be compared with each other in training with shared norms, where the loop has another result:
+              it runs forward there, until `learn_backward`
+    random    training is known to be random if it draws
     """
 
     def __init__(
@@ -65,18 +70,22 @@ class Trial:
         large: bool = False,
         modes: Sequence[str] = MODES,
         backward: bool = True,
+        pair: bool = False,
+        random: bool = False,
     ) -> None:
         plain = without_dropout(engine)
         self._noisy = engine, inputs
         precise = None if large else doubled(plain, inputs)
         self.engine, self.inputs = precise or (plain, inputs)
         self.large = large
-        self.modes, self.backward = modes, backward
+        self.modes, self.backward, self.pair = modes, backward, pair and large and backward
+        self.random = random
         self.failed: dict[str, Exception] = {}
         """The modes in which the network does not run, with the error."""
         self._outcomes: dict[tuple[str | int, str, frozenset[str] | None, bool], Outcome] = {}
         self._double: tuple[Engine, Inputs] | None = None
         self._runs_alone: dict[tuple[str, bool], bool] = {}
+        self._eps: dict[str, float] = {}
         self._learn_loop()
         self.engine.row_axes = self._output_axes() if backward else {}
 
@@ -120,7 +129,41 @@ class Trial:
         return self.decided(
             lambda precise: (self.outcome(name, mode, without, precise), self.outcome(reference, mode, without, precise)),
             SINGLE if mode == "eval" else 10 * SINGLE,  # norms over few rows amplify rounding errors, and so do missing norms
+            lambda: (
+                mode == "train" and not without and "loop" not in (name, reference) and self.agree_softened(name, reference)
+            ),
         )
+
+    def agree_softened(self, *names: str) -> bool:
+        """Whether executors agree in training if each norm's `eps` is a few times the variance of what it normalises.
+
+        Norms then do not blow up rounding errors where few entries are nearly equal. All else runs as before: norms normalise
+        by the statistics of all members' rows, and of a wrong variance a fifth of the effect stays. Outputs and buffers must
+        agree without this, too.
+        """
+        if not self.engine.traits.coupled:
+            return False
+        forward, *found = (replace(self.outcome(name, "train"), gradients={}) for name in names)
+        if any(difference(other, forward, 10 * SINGLE) for other in found):
+            return False
+        try:
+            first, *others = (self._run(RUNS[name], self.softened(), self.inputs, "train") for name in names)
+        except Exception:
+            return False
+        return all(difference(other, first, 10 * SINGLE) is None for other in others)
+
+    def softened(self) -> Engine:
+        """Copies the engine for one run in which norms are soft (`agree_softened`)."""
+        self._eps = self._eps or _soft(plain_member(self.copy(), 0), self.inputs)
+        twin = self.copy()
+        for name, norm in batch_norms(twin.template).items():
+            norm.eps = self._eps[name]
+        return twin
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether a comparison in training needed softened norms."""
+        return bool(self._eps)
 
     def prediction(self, name: str, precise: bool = False) -> Outcome:
         """Returns the outcome of an executor in eval mode without gradients."""
@@ -128,6 +171,21 @@ class Trial:
         if key not in self._outcomes:
             self._outcomes[key] = run_without_gradients(RUNS[name], self.copy(precise), self.batch(precise))
         return self._outcomes[key]
+
+    def predicts_apart(self, name: str) -> bool:
+        """Whether an executor without gradients, with NaN in a large engine's first member, gives the loop's other members.
+
+        Then it neither leaks nor errs there. False tells nothing: forward may refuse NaN.
+        """
+        if not self.large or self.engine.members < 2 or not self.engine.owned:
+            return False
+        twin, found = self.copy(), None
+        with contextlib.suppress(Exception), changed(twin, 0, "NaN"):
+            found = run_without_gradients(RUNS[name], twin, self.inputs)
+        if found is None:
+            return False
+        loop = replace(self.outcome("loop", "eval"), gradients={})
+        return difference(_but_first(found, twin), _but_first(loop, twin), SINGLE) is None
 
     def difference_of_predictions(self, name: str) -> str | None:
         """Returns how an executor's outputs without gradients differ from the loop's with them; None if they agree."""
@@ -138,12 +196,22 @@ class Trial:
             )
         )
 
-    def decided(self, pair: Callable[[bool], tuple[Outcome, Outcome]], tolerance: float = SINGLE) -> str | None:
-        """Compares two outcomes, in double precision if those of a large engine differ. Returns the difference, or None."""
+    def decided(
+        self,
+        pair: Callable[[bool], tuple[Outcome, Outcome]],
+        tolerance: float = SINGLE,
+        instead: Callable[[], bool] = lambda: False,
+    ) -> str | None:
+        """Compares two outcomes, in double precision if those of a large engine differ. Returns the difference, or None.
+
+        `instead` is another comparison, which takes less than double precision does: they agree if it says so.
+        """
         outcome, expected = pair(False)
         differs = difference(outcome, expected, tolerance if self.large else None)
         if differs is None or not self.large:
             return differs
+        if instead():
+            return None
         outcome, expected = pair(self.in_double() is not None)
         return difference(outcome, expected)
 
@@ -173,7 +241,8 @@ class Trial:
                 self._outcomes[_key("loop", mode)] = self.outcome("loop", "eval")
                 continue
             step(f"the loop in {mode} mode")
-            outcome = self._try_loop(mode, written)
+            outcome = self._train_forward(written) if mode == "train" and self.pair else None
+            outcome = outcome or self._try_loop(mode, written)
             if outcome is not None:
                 self._outcomes[_key("loop", mode)] = outcome
         self._check_numbers()
@@ -185,6 +254,34 @@ class Trial:
                 self._check_members(mode)
         train = self.loop("train")
         self.engine.traits = replace(self.engine.traits, random=train is not None and train.random)
+
+    def _train_forward(self, written: set[str]) -> Outcome | None:
+        """Runs the loop forward in training mode, if shared norms see members. Returns None if it must run backward too."""
+        before = self.engine.traits
+        if not before.coupled or self.engine.summed or before.copy_per_member:
+            return None
+        self.backward = False
+        try:
+            outcome = self._try_loop("train", written)
+        finally:
+            self.backward = True
+        if outcome is not None and not outcome.drew:
+            return outcome
+        self.engine.traits, self._runs_alone = before, {}
+        return None
+
+    def learn_backward(self) -> None:
+        """Runs the loop backward in training mode too, if it ran forward only."""
+        train = self.loop("train")
+        if train is None or not self.pair or train.gradients:
+            return
+        self.pair, written = False, set[str]()
+        outcome = self._try_loop("train", written)
+        if outcome is None:
+            del self._outcomes[_key("loop", "train")]
+        else:
+            self._outcomes[_key("loop", "train")] = outcome
+        self.engine.traits = replace(self.engine.traits, random=outcome is not None and outcome.random)
 
     def _check_shared_buffers(self, written: frozenset[str]) -> None:
         """Refuses members that set a shared buffer to different values only because their dropout differs."""
@@ -252,7 +349,10 @@ class Trial:
             )
             try:
                 outcome = self._watched_loop(mode, written)
-                outcome = with_randomness(outcome, self.copy(), self.inputs, mode) if outcome.drew else outcome
+                if outcome.drew and mode == "train" and self.random:
+                    outcome = replace(outcome, random=True)
+                elif outcome.drew:
+                    outcome = with_randomness(outcome, self.copy(), self.inputs, mode)
             except DrawWritten:
                 raise
             except Exception as error:
@@ -490,6 +590,29 @@ def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
 
     values = outcome.values if m is None else [value[m] for value in outcome.values]
     return Outcome(values, of(outcome.gradients), of(outcome.buffers))
+
+
+def _soft(network: nn.Module, inputs: Inputs) -> dict[str, float]:
+    """Runs a plain network in training, with each BatchNorm layer's `eps` at `SOFT` times the variance of what it gets.
+
+    Returns these. Layers behind a softened one get smaller numbers, and their own `eps` follows: signals keep their size.
+    """
+
+    def soften(norm: Any, x: torch.Tensor) -> None:
+        variance = float(x.detach().var([axis for axis in range(x.ndim) if axis != 1], correction=0).mean())
+        norm.eps = max(norm.eps, SOFT * variance)
+
+    norms = batch_norms(network)
+    for norm in norms.values():
+        norm.register_forward_pre_hook(lambda norm, args: soften(norm, args[0]) if args else None)
+    run_plain(network, inputs, "train", backward=False)
+    return {name: float(norm.eps) for name, norm in norms.items()}
+
+
+def _but_first(outcome: Outcome, engine: Engine) -> Outcome:
+    """Returns outputs and buffers of all members but the first, and those that members share."""
+    buffers = {n: t[1:] if n in engine.owned else t for n, t in outcome.buffers.items()}
+    return Outcome([value[1:] for value in outcome.values], {}, buffers)
 
 
 def _without_norms(engine: Engine) -> frozenset[str]:

@@ -23,7 +23,7 @@ def run_whole(engine: Engine, inputs: Inputs, part: Engine, same: bool) -> Engin
     Returns an engine with the traits and batch axes of the whole network. Raises an error if outputs or traits differ.
     """
     modes = MODES if part.traits.written_buffers else ("eval",) if same else ("train",)
-    whole = Trial(engine, inputs, large=True, modes=modes, backward=False)
+    whole = Trial(engine, inputs, large=True, modes=modes, backward=False, random=part.traits.random)
     whole.engine.proven = dict(part.proven)
     whole.engine.row_axes = {name: axes for name, axes in part.row_axes.items() if name == OUTPUT}
     if any("fold" in names for names in part.proven.values()):

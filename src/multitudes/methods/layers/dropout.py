@@ -168,9 +168,12 @@ def reset_call_counts(network: nn.Module, _: Any) -> None:
         layer.at = 0  # type: ignore[attr-defined]
 
 
-def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> bool:
-    """Records the shapes of each dropout's calls, in place. Returns True if they changed."""
-    calls = _calls_without_values(network, inputs, batch_axis)
+def measure(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis, like: nn.Module | None = None) -> bool:
+    """Records the shapes of each dropout's calls, in place. Returns True if they changed.
+
+    `like` is another network with the same places, whose calls were recorded.
+    """
+    calls = _calls_without_values(network, inputs, batch_axis, network if like is None else like)
     if calls is None:
         calls = on_copy(network, lambda copy: _calls(copy, inputs, batch_axis))  # forward may write into its parameters
     changed = False
@@ -210,7 +213,9 @@ def _calls(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[st
     return many
 
 
-def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> dict[str, list[CallShape]] | None:
+def _calls_without_values(
+    network: nn.Module, inputs: Inputs, batch_axis: BatchAxis, like: nn.Module
+) -> dict[str, list[CallShape]] | None:
     """Returns what `_calls` does, without arithmetic; None if that needs values, or the network is small."""
     numbers = sum(p.numel() for p in network.parameters()) * sum(t.numel() for t in inputs.tensors())
     if numbers <= smaller.LARGE * count_rows(inputs, batch_axis):
@@ -221,8 +226,8 @@ def _calls_without_values(network: nn.Module, inputs: Inputs, batch_axis: BatchA
             calls = _calls(thin, call, batch_axis)
     except Exception:  # values decide what runs
         return None
-    known = {name: layer.calls for name, layer in drawing_layers(network)}  # type: ignore[attr-defined]
-    new = [call for name, found in calls.items() if found != known[name] for call in found]
+    known = {name: layer.calls for name, layer in drawing_layers(like)}  # type: ignore[attr-defined]
+    new = [call for name, found in calls.items() if found != known.get(name) for call in found]
     return None if any(call.each > 1 for call in new) else calls  # where a row lies shows in values, once for each shape
 
 
