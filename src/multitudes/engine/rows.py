@@ -19,6 +19,9 @@ from multitudes.engine.modules import under_autocast
 FEW_MEMBERS = 8
 """Up to so many members, a lookup on a GPU looks at all of them."""
 
+FEW_BLOCKS = 16
+"""Up to so many blocks of rows, a GPU adds up those of a member one after the other, and so in the same order every time."""
+
 BYTES = 2**26
 """Bytes of all members' entries that a lookup on a GPU makes at once."""
 
@@ -89,25 +92,28 @@ def repeated(table: Tensor, count: int) -> Tensor:
 
 
 _library = torch.library.Library("multitudes", "FRAGMENT")
-_library.define("of_rows(Tensor[] tensors, Tensor members, SymInt each) -> Tensor")
+_library.define("of_rows(Tensor[] tensors, Tensor members) -> Tensor")
 _library.define("sums_of_rows(Tensor[] rows, Tensor members, SymInt each, SymInt count) -> Tensor")
 
 
 @torch.library.impl(_library, "of_rows", "CompositeExplicitAutograd")
-def _(tensors: Sequence[Tensor], members: Tensor, each: int) -> Tensor:
-    places = members.unsqueeze(1).expand(-1, each).flatten()
-    return torch.stack(list(tensors)).index_select(1, places)
+def _(tensors: Sequence[Tensor], members: Tensor) -> Tensor:
+    return torch.stack(list(tensors)).index_select(1, members)
 
 
 @torch.library.impl(_library, "sums_of_rows", "CompositeExplicitAutograd")
 def _(rows: Sequence[Tensor], members: Tensor, each: int, count: int) -> Tensor:
-    blocks = torch.stack(list(rows)).unflatten(1, (len(members), each)).sum(2)
+    blocks = torch.stack(list(rows))
+    if each > 1:
+        blocks = blocks.unflatten(1, (len(members), each)).sum(2)
+    if len(members) <= FEW_BLOCKS:
+        return blocks.new_zeros(len(blocks), count, *blocks.shape[2:]).index_add_(1, members, blocks)
     return torch.where(_own(members, count, blocks), blocks.unsqueeze(1), 0).sum(2)
 
 
 torch.library.register_fake(
     "multitudes::of_rows",
-    lambda tensors, members, each: tensors[0].new_empty(len(tensors), len(members) * each, *tensors[0].shape[1:]),
+    lambda tensors, members: tensors[0].new_empty(len(tensors), len(members), *tensors[0].shape[1:]),
     lib=_library,
 )
 torch.library.register_fake(
@@ -126,10 +132,10 @@ class LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, members: Tensor, each: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Looks up `each` rows of entries for each of `members`."""
+        """Looks up the entries of `members`, each for `each` rows: a compiler repeats them where it needs them."""
         ctx.save_for_backward(members)
         ctx.each, ctx.count = each, len(tensors[0])
-        return torch.ops.multitudes.of_rows(list(tensors), members, each).unbind(0)
+        return repeated(torch.ops.multitudes.of_rows(list(tensors), members), each).unbind(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -102,7 +102,7 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
     try:
         same = _prove(part, inputs, True, tried)
         step("the whole network")
-        alone = TOGETHER in part.untried  # a training step runs one draw, as a plain network does
+        alone = TOGETHER in part.untried and not part.traits.coupled  # a training step runs one draw, as a plain network does
         whole = run_whole(engine, inputs, part, same or alone)
     except Exception:
         return False
