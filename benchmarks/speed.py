@@ -361,7 +361,8 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
     x, y = example(cell)
     device, calls, rows = cell.device, {}, []  # type: str, dict[str, Callable[[], None]], list[dict[str, Any]]
     torch._dynamo.reset() if cell.compiled != "no" else None
-    _choose_convolutions(not in_turns())
+    later = in_turns() and cell.compiled != "graphs"  # what is recorded cannot choose
+    _choose_convolutions(not later)
     for name in names:
         try:
             one = contender(name, cell, x)
@@ -388,7 +389,8 @@ def measure_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
         rows.append({"contender": name, "first_call_s": seconds, "executor": executor})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with turn(), _choosing_convolutions():
+        with turn():
+            _choose_convolutions(True)
             peaks = {name: _peak(call, device) for name, call in calls.items()}
             found = measure(calls, device, cell.seconds, 3 if cell.limit else 5)
             if cell.profiled and device == "cuda":
@@ -406,16 +408,6 @@ def _choose_convolutions(by_time: bool) -> None:
     """Lets cuDNN choose its kernels by time, or not. It keeps its choices for each value of `deterministic` apart."""
     torch.backends.cudnn.benchmark = by_time
     torch.backends.cudnn.deterministic = not by_time
-
-
-@contextlib.contextmanager
-def _choosing_convolutions() -> Iterator[None]:
-    """Lets cuDNN choose its kernels by time in a with-block, where no other process is at work."""
-    _choose_convolutions(True)
-    try:
-        yield
-    finally:
-        _choose_convolutions(not in_turns())
 
 
 def check_work(contender: Contender, cell: Cell, x: Tensor, y: Tensor) -> None:
