@@ -102,13 +102,21 @@ def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozens
     try:
         same = _prove(part, inputs, True, tried)
         step("the whole network")
-        alone = TOGETHER in part.untried and not part.traits.coupled  # a training step runs one draw, as a plain network does
-        whole = run_whole(engine, inputs, part, same or alone)
+        alone = TOGETHER in part.untried and not same  # a training step runs one draw, as a plain network does
+        whole = (_shown_by_eval(engine, inputs, part) if alone else None) or run_whole(engine, inputs, part, same)
     except Exception:
         return False
     engine.take_proofs(part)
     engine.traits, engine.row_axes = whole.traits, whole.row_axes
     return True
+
+
+def _shown_by_eval(engine: Engine, inputs: Inputs, part: Engine) -> Engine | None:
+    """Returns what `run_whole` finds in eval mode; None if a norm sees members in training alone, or something differs."""
+    try:
+        return run_whole(engine, inputs, part, same=True)
+    except Exception:
+        return None
 
 
 def _prove(engine: Engine, inputs: Inputs, large: bool, tried: frozenset[str]) -> bool:
