@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -437,3 +437,9 @@ def _size(tensor: Tensor, nan: float | None = None) -> float:
     if math.isfinite(low) and math.isfinite(high):
         return max(-low, high)
     return float(tensor.detach().abs().nan_to_num(posinf=0.0).max()) if nan is None else nan
+
+
+def but_first(outcome: Outcome, owned: Collection[str]) -> Outcome:
+    """Returns outputs and buffers of all members but the first, and those that members share."""
+    buffers = {name: tensor[1:] if name in owned else tensor for name, tensor in outcome.buffers.items()}
+    return Outcome([value[1:] for value in outcome.values], {}, buffers)

@@ -25,6 +25,7 @@ from multitudes.engine.program import Tracer, shape_inputs, shapes_only
 from multitudes.engine.proof.independence import changed, leaks, quick_leaks, repeats_afresh
 from multitudes.engine.proof.outcome import (
     Outcome,
+    but_first,
     close,
     difference,
     doubled,
@@ -37,6 +38,7 @@ from multitudes.engine.proof.outcome import (
     without_dropout,
     without_modules,
 )
+from multitudes.engine.proof.soft_norms import soft_eps
 from multitudes.engine.proof.stored import what_is_stored
 from multitudes.engine.replay import Replay
 from multitudes.engine.state import MODES, Engine, SharedWrite, Traits, write_back
@@ -47,8 +49,6 @@ from multitudes.terminal import step
 RUNS: dict[str, Callable[..., Any]] = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 SINGLE = 1e-4
 """Outcomes of a large engine agree if they differ by less than this, relative to the largest entry."""
-SOFT = 4
-"""Times the variance of what a norm gets: its `eps` where rounding errors would grow."""
 WAYS = [(mutates, copies, no_replay) for mutates in (False, True) for copies, no_replay in ((0, 0), (1, 0), (1, 1))]
 """Traits under which the loop is tried: `mutates`, `copy_per_member` and `no_replay`."""
 
@@ -154,7 +154,7 @@ class Trial:
 
     def softened(self) -> Engine:
         """Copies the engine for one run in which norms are soft (`agree_softened`)."""
-        self._eps = self._eps or _soft(plain_member(self.copy(), 0), self.inputs)
+        self._eps = self._eps or soft_eps(plain_member(self.copy(), 0), self.inputs)
         twin = self.copy()
         for name, norm in batch_norms(twin.template).items():
             norm.eps = self._eps[name]
@@ -186,7 +186,7 @@ class Trial:
         if found is None or not any(value[0].isnan().any() for value in found.values):
             return False
         loop = replace(self.outcome("loop", "eval"), gradients={})
-        return difference(_but_first(found, twin), _but_first(loop, twin), SINGLE) is None
+        return difference(but_first(found, twin.owned), but_first(loop, twin.owned), SINGLE) is None
 
     def difference_of_predictions(self, name: str) -> str | None:
         """Returns how an executor's outputs without gradients differ from the loop's with them; None if they agree."""
@@ -591,29 +591,6 @@ def _own_part(outcome: Outcome, engine: Engine, m: int | None) -> Outcome:
 
     values = outcome.values if m is None else [value[m] for value in outcome.values]
     return Outcome(values, of(outcome.gradients), of(outcome.buffers))
-
-
-def _soft(network: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Runs a plain network in training, with each BatchNorm layer's `eps` at `SOFT` times the variance of what it gets.
-
-    Returns these. Layers behind a softened one get smaller numbers, and their own `eps` follows: signals keep their size.
-    """
-
-    def soften(norm: Any, x: torch.Tensor) -> None:
-        variance = float(x.detach().var([axis for axis in range(x.ndim) if axis != 1], correction=0).mean())
-        norm.eps = max(norm.eps, SOFT * variance)
-
-    norms = batch_norms(network)
-    for norm in norms.values():
-        norm.register_forward_pre_hook(lambda norm, args: soften(norm, args[0]) if args else None)
-    run_plain(network, inputs, "train", backward=False)
-    return {name: float(norm.eps) for name, norm in norms.items()}
-
-
-def _but_first(outcome: Outcome, engine: Engine) -> Outcome:
-    """Returns outputs and buffers of all members but the first, and those that members share."""
-    buffers = {n: t[1:] if n in engine.owned else t for n, t in outcome.buffers.items()}
-    return Outcome([value[1:] for value in outcome.values], {}, buffers)
 
 
 def _without_norms(engine: Engine) -> frozenset[str]:
