@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import multitudes as mt
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
@@ -44,20 +44,10 @@ def test_a_scripted_network_is_refused_in_words(scripted: object) -> None:
         mt.ensemble(scripted(mlp()), mt.Deep(members=2), X)  # type: ignore[operator]
 
 
-class Uncalled(nn.Module):
-    """Layers that are never called: forward reads their weights, as an exported program does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.linear(x, self.a.weight).tanh(), self.b.weight)
-
-
-def test_packed_refuses_a_network_without_called_layers_in_words() -> None:
+def test_packed_refuses_an_exported_program_in_words() -> None:
+    """None of its layers is called: the graph reads their weights."""
     with pytest.raises(mt.ConversionError, match="factory"):
-        mt.ensemble(Uncalled(), mt.Packed(members=4), X)
+        mt.ensemble(torch.export.export(mlp(), (X,)).module(), mt.Packed(members=4), X)
 
 
 class Twice(nn.Module):
