@@ -98,3 +98,26 @@ def test_converted_networks_that_cannot_train_are_refused(method: mt.Method) -> 
     """Methods that add parameters change what `parameters()` yields; the given network trains."""
     with pytest.raises(mt.ConversionError, match=r"could not be trained.*parameters\(\)"):
         mt.ensemble(Averaged(), method, X)
+
+
+class Sparse(nn.Module):
+    """A fixed sparse matrix in a plain attribute, as graph networks keep their adjacency."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.mixing = nn.Linear(6, 16), nn.Linear(16, 3), (torch.eye(6) * torch.arange(6.0)).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(torch.sparse.mm(self.mixing, x.t()).t()).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", [mt.Deep(members=2), mt.BatchEnsemble(members=2), mt.MCDropout(members=2)])
+def test_a_sparse_matrix_of_the_network(method: mt.Method) -> None:
+    ens = mt.ensemble(Sparse(), method, X, seed=0).eval()
+    for m in range(2):
+        torch.testing.assert_close(ens(X)[m], ens.member(m)(X))
+
+
+def test_sparse_inputs_are_refused_in_words() -> None:
+    with pytest.raises(mt.InputError, match="to_dense"):
+        mt.ensemble(mlp(), mt.Deep(members=2), X.relu().to_sparse())

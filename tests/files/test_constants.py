@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,12 @@ import multitudes as mt
 
 
 class Fourier(nn.Module):
-    """Random features as a plain tensor, a permutation as an array, signs in a list; `last` is no constant."""
+    """Random features as a plain tensor, a permutation as an array, signs in a queue; `last` is no constant."""
 
     def __init__(self) -> None:
         super().__init__()
         self.features, self.order = torch.randn(6, 8), np.random.default_rng().permutation(16)
-        self.signs, self.last = [{"a": torch.randn(16).sign()}], torch.zeros(())
+        self.signs, self.last = deque([OrderedDict(a=torch.randn(16).sign())]), torch.zeros(())
         self.body, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:

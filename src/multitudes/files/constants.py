@@ -6,6 +6,7 @@ with; what forward keeps there from call to call is none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ def with_constants(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module
 
 
 def _constants(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields tensors and arrays in plain attributes of modules, also inside lists, tuples and dicts, with their names."""
+    """Yields tensors and arrays in plain attributes of modules, also inside lists, queues, tuples and dicts."""
     registered = {id(tensor) for _, tensor in named_tensors(model)}
     for name, part in named_parts(model):
         for key, value in vars(part).items():
@@ -55,8 +56,8 @@ def _constants(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if type(value) in (list, tuple, dict):
-        for key, part in value.items() if type(value) is dict else enumerate(value):
+    if type(value) is tuple or isinstance(value, (list, deque, dict)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(part, f"{name}.{key}")
     elif (isinstance(value, np.ndarray) and value.dtype.kind in "biufc") or (type(value) is Tensor and not _is_special(value)):
         yield name, value
@@ -69,11 +70,11 @@ def _is_special(tensor: Tensor) -> bool:
 
 
 def _filled(value: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
-    """Returns a value with these tensors in their places; lists and dicts are filled in place."""
+    """Returns a value with these tensors in their places; lists, queues and dicts are filled in place."""
     if type(value) is tuple:
         return tuple(_filled(part, f"{name}.{index}", tensors) for index, part in enumerate(value))
-    if type(value) in (list, dict):
-        for key, part in list(value.items() if type(value) is dict else enumerate(value)):
+    if isinstance(value, (list, deque, dict)):
+        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
             value[key] = _filled(part, f"{name}.{key}", tensors)
         return value
     if name not in tensors:

@@ -103,11 +103,11 @@ def _small(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     A large tensor is a view of few numbers: each of its rows begins `STEP` numbers after the one before, and takes no memory.
     """
     if math.prod(shape) <= FEW or len(shape) < 3:
-        return (torch.rand(tuple(shape), generator=generator, dtype=torch.float32, device="cpu") - 0.5) / 10
+        return (torch.rand(tuple(shape), generator=generator) - 0.5) / 10
     members, rows, *rest = shape
     inner = [math.prod(rest[axis + 1 :]) for axis in range(len(rest))]
     each = STEP * (rows - 1) + math.prod(rest)
-    numbers = (torch.rand(members * each, generator=generator, dtype=torch.float32, device="cpu") - 0.5) / 10
+    numbers = (torch.rand(members * each, generator=generator) - 0.5) / 10
     return numbers.as_strided((members, rows, *rest), (each, STEP, *inner))
 
 
