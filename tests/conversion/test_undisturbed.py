@@ -250,3 +250,18 @@ def test_a_seed_that_was_not_given_is_the_one_draw() -> None:
     with pytest.raises(mt.MultitudesError):
         mt.ensemble(refused, mt.Deep(members=2), x)
     assert states() == before
+
+
+@pytest.mark.parametrize("kind", [mt.MCDropout, mt.EMP, mt.DropConnect, mt.BatchEnsemble, mt.Masksembles])
+def test_members_do_not_depend_on_the_default_dtype(kind: type[mt.Method], tmp_path: Path) -> None:
+    """A seed has the same members under any default, and a file draws those again that were saved."""
+    x, net = torch.randn(4, 6), nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    ens = mt.ensemble(net, kind(members=4), x, seed=0).eval()
+    mt.save(ens, tmp_path / "a.multitude")
+    torch.set_default_dtype(torch.float64)
+    try:
+        loaded, again = mt.load(tmp_path / "a.multitude", net), mt.ensemble(net, kind(members=4), x, seed=0).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(loaded(x), ens(x))
+    torch.testing.assert_close(again(x), ens(x))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from multitudes.conversion.anatomy.initialise import build, check_model
 from multitudes.engine.call_form import call_of
 from multitudes.engine.inputs import BatchAxis, Inputs, checked_example
-from multitudes.engine.modules import names_matching
+from multitudes.engine.modules import names_matching, unwrapped
 from multitudes.engine.seeds import checked_seed
 from multitudes.engine.selected_output import selected
 from multitudes.engine.state import Engine
@@ -39,9 +39,11 @@ def checked_arguments(
     check_method(model, method)
     check_options(start, chunk, keep)
     seed = checked_seed(seed)
-    model = selected(model, output)
+    model = selected(unwrapped(model), output)
     factory = None if isinstance(model, nn.Module) else model
     net = model if isinstance(model, nn.Module) else build(model, 1.0, seed)
+    if isinstance(net, torch.jit.ScriptModule):
+        raise InputError("the model is scripted or traced, and cannot be copied: give the Python module that was scripted")
     kept = matched_modules(net, keep)
     settings = layer_settings(net, method, at)
     inputs = checked_example(net, call_of(net, example), batch_axis)

@@ -110,12 +110,12 @@ def check(ensemble: Ensemble, x: Any) -> Check:
     return Check(laws)
 
 
-def self_check(draft: Draft) -> None:
+def self_check(draft: Draft, proved: Engine) -> None:
     """Proves the law "neutral" after conversion. Raises ConversionError if it is broken.
 
-    That each member equals its plain module, and that executors agree, was proved when executors were tried.
+    That each member equals its plain module, and that executors agree, was proved when executors were tried, with `proved`.
     """
-    laws = list(_neutral(draft))
+    laws = list(_neutral(draft, proved.traits.copy_per_member))
     broken = [f"  {law.name:<12} {law.where}: {law.broken}" for law in laws if law.broken]
     if broken:
         kind = type(draft.given.model).__name__
@@ -236,11 +236,12 @@ def _executors_in(engine: Engine, inputs: Inputs, mode: str, expected: Outcome) 
         yield Law("executors", f"{name}, {mode}", differs and f"{differs} from the loop")
 
 
-def _neutral(draft: Draft) -> Iterator[Law]:
-    """Compares members that start as copies, under neutral settings, with the given model."""
+def _neutral(draft: Draft, copies: bool) -> Iterator[Law]:
+    """Compares members that start as copies, under neutral settings, with the given model; `copies` as in `Traits`."""
     neutral, example, large = draft.neutral(), draft.given.small.inputs, draft.given.small.large
     step("neutral settings")
     engine = without_dropout(neutral.stack(neutral.method.members, light=draft.light))
+    engine.traits = replace(engine.traits, copy_per_member=copies)
     seen = draft.given.structure.outputs
     if large and seen and draft.given.structure.inputs is example and _gives(engine, example, list(seen)):
         yield Law("neutral", "copies")

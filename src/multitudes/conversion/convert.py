@@ -127,7 +127,7 @@ def ensemble(
         engine = draft.stack(method.members)
         proved, _ = prove(draft, engine)
         if check and not draft.on_meta:
-            self_check(draft)
+            self_check(draft, engine)
         base = on_meta(draft.given.model)
         planned = replace(proved, seconds=timed.seconds)  # steps that follow are added to these
         ens = Ensemble(engine, method, task=task, seed=draft.given.seed, base=base, plan=planned)

@@ -34,6 +34,7 @@ from multitudes.engine.modules import (
     named_tensors,
     note_names,
     owning_module,
+    unwrapped,
     without_caches,
 )
 from multitudes.engine.seeds import member_seed
@@ -213,7 +214,9 @@ def make_draft(
     """
     given, kept = checked_arguments(model, method, example, keep, at, seed, start, batch_axis, chunk, output)
     one = "" if output is None else f"the ensemble returns the output {output!r}; others are left out"
-    notes = tuple(filter(None, [packing(example, given.inputs, signature_of(given.model)), one]))
+    bare = "the network inside the wrapper is converted: compile or wrap the ensemble, as in torch.compile(ens)"
+    inside_wrapper = bare if unwrapped(model) is not model else ""
+    notes = tuple(filter(None, [packing(example, given.inputs, signature_of(given.model)), one, inside_wrapper]))
     plan = Plan(
         model=type(given.model).__name__,
         method=method,
@@ -245,6 +248,7 @@ def _without_unseen(draft: Draft, run: TrainingRun, kept: Sequence[str]) -> Draf
 
     Refuses parameters that forward writes into, too, if members could not keep what it writes.
     """
+    _check_trains(draft, run)
     unseen = run.layers - {owning_module(name) for name in draft.owned | draft.summed}
     reason = "it runs in training mode only, where members would share it: let forward return its output in eval mode too"
     given = draft.given.model
@@ -256,6 +260,19 @@ def _without_unseen(draft: Draft, run: TrainingRun, kept: Sequence[str]) -> Draf
     plan, names = draft.plan, {entry.name for entry in refused}
     converted, shared = (tuple(e for e in entries if e.name not in names) for entries in (plan.converted, plan.shared))
     return replace(draft, plan=replace(plan, refused=refused, converted=converted, shared=shared))
+
+
+def _check_trains(draft: Draft, run: TrainingRun) -> None:
+    """Refuses a converted network that does not run in training mode where the given one does."""
+    given = draft.given
+    if run.runs or draft.network is given.model or not run_in_training(given.structure, given.seed).runs:
+        return
+    raise ConversionError(
+        f"{draft.method.as_typed()} cannot convert this {draft.plan.model}: it could not be trained. In training mode forward "
+        f"runs with the given layers, but not with the converted ones: {run.error[:400]}. If forward takes all that "
+        "parameters() yields, let it name those that it needs, or use a method that adds none: "
+        f"mt.Deep(members={draft.method.members})"
+    )
 
 
 def _undropped(draft: Draft, run: TrainingRun) -> list[str]:

@@ -250,6 +250,12 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     if not inputs.tensors():
         raise InputError(_no_tensor(inputs))
     for tensor in inputs.tensors():
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise InputError(
+                f"the example has a tensor of layout {kind}, of which no rows can be taken: give a dense one, such as "
+                "x.to_dense(), or indices; a matrix that is the same for all rows belongs into the model"
+            )
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta and not tensor.isfinite().all():
             raise InputError(f"the example has NaN or infinite values in its {list(tensor.shape)} input: give finite ones")
     count = count_rows(inputs, batch_axis)

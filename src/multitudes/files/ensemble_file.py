@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import models
-from multitudes.conversion.anatomy.architecture import differences, settings
+from multitudes.conversion.anatomy.architecture import differences, kind_of, settings
 from multitudes.conversion.anatomy.initialise import build
 from multitudes.conversion.cut_layers import empty_compact_network
 from multitudes.conversion.plan import Counts, Entry, Plan
@@ -25,7 +25,16 @@ from multitudes.conversion.resize.resize import Resizing
 from multitudes.engine import EXECUTORS, MODES
 from multitudes.engine.draws import drawn_names
 from multitudes.engine.inputs import Inputs
-from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, named_tensors, on_meta, owning_module
+from multitudes.engine.modules import (
+    Factory,
+    as_same_kind,
+    copy_with,
+    detached_copy,
+    named_tensors,
+    on_meta,
+    owning_module,
+    unwrapped,
+)
 from multitudes.engine.proof.executors import ALL
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.selected_output import selected
@@ -34,6 +43,7 @@ from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
 from multitudes.errors import ConversionError, FileError, InputError
+from multitudes.files.constants import CONSTANT, constants_of, with_constants
 from multitudes.files.old_settings import current_settings
 from multitudes.method import Given, Method
 from multitudes.prediction.predict import checked_ensemble
@@ -74,7 +84,7 @@ def contents(ensemble: Ensemble) -> tuple[dict[str, Tensor], str]:
         for name, tensor in named_tensors(ensemble.template)
         if name not in redrawn
     }
-    return tensors, json.dumps(_described(ensemble), sort_keys=True)
+    return tensors | constants_of(ensemble), json.dumps(_described(ensemble), sort_keys=True)
 
 
 @undisturbed
@@ -112,11 +122,13 @@ def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor])
         return kind(**about["arguments"]).to(dtype)
 
 
-def _prepared(source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory) -> tuple[nn.Module, nn.Module]:
+def _prepared(
+    source: Path, about: dict[str, Any], method: Method, model: nn.Module | Factory, constants: Mapping[str, Tensor]
+) -> tuple[nn.Module, nn.Module]:
     """Returns the base model, and the network of one member as the method prepares it."""
-    model = selected(model, about.get("output"))
+    model = selected(unwrapped(model), about.get("output"))
     factory = None if isinstance(model, nn.Module) else model
-    base = model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"]))
+    base = with_constants(model if isinstance(model, nn.Module) else build(model, 1.0, int(about["seed"])), constants)
     if type(method).prepare is Method.prepare:
         return base, base
     if wrong := _other_settings(about, base):
@@ -153,8 +165,8 @@ def _member(about: dict[str, Any], method: Method, given: Given) -> nn.Module:
 def _other_settings(about: dict[str, Any], model: nn.Module) -> list[str]:
     """Lists how a model differs from the saved one in its class and its layers' settings."""
     wrong = differences(about["architecture"], settings(model), common=about["torch"] != torch.__version__)
-    if type(model).__name__ != about["model"]:
-        wrong.insert(0, f"the file has a {about['model']}, and the model is a {type(model).__name__}")
+    if kind_of(model) != about["model"]:
+        wrong.insert(0, f"the file has a {about['model']}, and the model is a {kind_of(model)}")
     return wrong
 
 
@@ -166,7 +178,8 @@ def _at(source: Path, about: dict[str, Any]) -> dict[str, Method]:
 
 def _rebuilt(source: Path, about: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Factory) -> Ensemble:
     method = _method(source, about)
-    base, network = _prepared(source, about, method, model)
+    constants = {name: tensors.pop(name) for name in list(tensors) if name.startswith(CONSTANT)}
+    base, network = _prepared(source, about, method, model, constants)
     if about.get("compact"):
         method.bake(network)
         network = empty_compact_network(network, tensors, frozenset(about["owned"]))
@@ -243,7 +256,7 @@ def _described(ensemble: Ensemble) -> dict[str, Any]:
         "format": FORMAT,
         "multitudes": __version__,
         "torch": torch.__version__,
-        "model": type(ensemble.base).__name__,
+        "model": kind_of(ensemble.base),
         "arguments": _arguments(ensemble.base),
         "method": type(ensemble.method).__name__,
         "module": type(ensemble.method).__module__,

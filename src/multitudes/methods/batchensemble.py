@@ -146,8 +146,8 @@ def drawn(shape: torch.Size, init: str, generator: torch.Generator) -> Tensor:
     if init == "ones":
         return torch.ones(shape)
     if init == "signs":
-        return torch.randint(2, shape, generator=generator) * 2.0 - 1.0
-    return 1 + 0.5 * torch.randn(shape, generator=generator)
+        return torch.randint(2, shape, generator=generator, device="cpu").float() * 2 - 1
+    return 1 + 0.5 * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 class Scaled:

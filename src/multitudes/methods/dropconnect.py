@@ -141,7 +141,10 @@ class Connected(Drawing):
         """Draws masks, True for the weights to keep."""
         if self.p == 0:
             return {_mask(key): torch.ones(shape, dtype=torch.bool) for key, shape in self.shapes.items()}
-        return {_mask(key): torch.rand(shape, generator=generator) >= self.p for key, shape in self.shapes.items()}
+        return {
+            _mask(key): torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") >= self.p
+            for key, shape in self.shapes.items()
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with its masked weights."""

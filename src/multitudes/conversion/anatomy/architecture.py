@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 
 from multitudes.engine.modules import EVERY_MODULES
 
 
 def settings(module: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the type and settings of each module by name; dropout rates are left out, since they may be changed."""
-    return {name: {"kind": type(part).__name__, **_own_settings(part)} for name, part in module.named_modules()}
+    return {name: {"kind": kind_of(part), **_own_settings(part)} for name, part in module.named_modules()}
+
+
+def kind_of(module: nn.Module) -> str:
+    """Returns the name of a module's class; that of a traced one is another after it was copied."""
+    return GraphModule.__name__ if isinstance(module, GraphModule) else type(module).__name__
 
 
 def _own_settings(part: nn.Module) -> dict[str, Any]:

@@ -39,7 +39,16 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from multitudes.conversion.anatomy.structure import is_norm, own_tensors
-from multitudes.engine.modules import Factory, as_same_kind, copy_with, detached_copy, join_name, named_parts, named_tensors
+from multitudes.engine.modules import (
+    Factory,
+    as_same_kind,
+    copy_with,
+    detached_copy,
+    join_name,
+    named_parts,
+    named_tensors,
+    unwrapped,
+)
 from multitudes.engine.seeds import seeded
 from multitudes.errors import InputError
 
@@ -78,6 +87,7 @@ def build(factory: Factory, ratio: float, seed: int) -> nn.Module:
             raise InputError(
                 f"the factory must take the width ratio, as in lambda ratio: Net(int(64 * ratio)): {error}"
             ) from error
+    model = unwrapped(model)
     if not isinstance(model, nn.Module):
         raise InputError(f"the factory must return an nn.Module, but returned a {type(model).__name__}")
     return model

@@ -73,4 +73,11 @@ def _kept(model: nn.Module) -> dict[Place, list[Tensor]]:
 
 
 def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not other.layout or one.is_nested or other.is_nested or one.shape != other.shape:
+        return one is other
+    dense = one.layout is torch.strided
+    return torch.equal(one, other) if dense else torch.equal(one.to_dense(), other.to_dense())

@@ -38,6 +38,8 @@ class TrainingRun:
     """Those of them for which it puts another tensor, or other memory, in their place."""
     runs: bool = True
     """Whether the network trains on the example."""
+    error: str = ""
+    """Why it does not."""
 
 
 def run_in_training(structure: Structure, seed: int) -> TrainingRun:
@@ -60,8 +62,8 @@ def _run(structure: Structure, seed: int, refuse: bool) -> TrainingRun:
         again, replaced = _written(probe, structure, seed, refuse) if first else (set(), set())
     except Written:
         raise
-    except Exception:  # a network that does not train on the example
-        return TrainingRun(runs=False)
+    except Exception as error:  # a network that does not train on the example
+        return TrainingRun(runs=False, error=f"{type(error).__name__}: {' '.join(str(error).split())}")
     layers = {name for name, module in probe.named_modules() if is_layer(module)}
     return TrainingRun(
         layers=frozenset(called - structure.order.keys()),

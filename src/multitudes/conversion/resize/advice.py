@@ -115,7 +115,7 @@ def _fail(search: Search, widths: Multiples) -> bool:
 def _stream(structure: Structure) -> str:
     """Says what to do where the output is a residual stream, to which many layers add; "" elsewhere."""
     model, ends, layers = structure.model, last_layers(structure)[0], structure.layers()
-    without_head = layers[0] in ends or getattr(model, "num_classes", None) == 0 or 2 * len(ends) > len(layers)
+    without_head = not layers or layers[0] in ends or getattr(model, "num_classes", None) == 0 or 2 * len(ends) > len(layers)
     outputs = {size for shape in structure.output_shapes.values() for size in shape}
     if len(ends) < 3 or not without_head or not all(width_of(model.get_submodule(end)) in outputs for end in ends):
         return ""

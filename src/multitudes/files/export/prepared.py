@@ -7,6 +7,7 @@ that is done once. Additions and GELUs behind a layer are computed with it, and 
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,7 +147,8 @@ def bytes_read_again(engine: Engine) -> int:
     owned = {name.removeprefix("graph.") for name in engine.owned}
     each: set[Any] = differing(network, owned)
     weights = {node.args[1] for node in each if node.target is F.linear} - each
-    return sum(4 * network.get_parameter(node.target).numel() for node in weights if node.op == "get_attr")
+    read = [node.target for node in weights if node.op == "get_attr"]
+    return sum(4 * operator.attrgetter(target)(network).numel() for target in read)  # parameters, and plain tensors
 
 
 def differing(network: fx.GraphModule, owned: set[str]) -> set[fx.Node]:

@@ -85,7 +85,7 @@ class MaskedDropout(Drawing):
             if self.filterwise:
                 channel = self._channel(slot.shape)
                 shape = [size if at == channel else 1 for at, size in enumerate(shape)]
-            kept = torch.rand(shape, generator=generator) >= self.rate
+            kept = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") >= self.rate
             found[f"mask{index}"] = kept.double() / (1 - self.rate) if self.rate < 1 else torch.zeros(shape)
         return found
 

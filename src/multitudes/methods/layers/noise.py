@@ -21,7 +21,10 @@ class Noisy(Drawing):
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws the noise ε of each parameter."""
-        return {noise_name(key): torch.randn(stored_weight(self, key).shape, generator=generator) for key in self.replaced}
+        return {
+            noise_name(key): torch.randn(stored_weight(self, key).shape, generator=generator, dtype=torch.float32, device="cpu")
+            for key in self.replaced
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the layer with M + σ ε as its parameters."""

@@ -75,12 +75,17 @@ class Patched(Drawing):
         else:
             found = {"choice": self._choose((1,), generator)}
         if self.sigma:
-            found.update({noise_name(key): torch.randn(self.shapes[key], generator=generator) for key in self.replaced})
+            found.update(
+                {
+                    noise_name(key): torch.randn(self.shapes[key], generator=generator, dtype=torch.float32, device="cpu")
+                    for key in self.replaced
+                }
+            )
         return found
 
     def _choose(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         if self.probabilities is None:
-            return torch.randint(self.components, tuple(shape), generator=generator)
+            return torch.randint(self.components, tuple(shape), generator=generator, device="cpu")
         weights = torch.tensor(self.probabilities, dtype=torch.float64)
         return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(tuple(shape))
 
@@ -316,7 +321,9 @@ class Patching:
             return value
         if not norm:
             return torch.stack([tensor.detach() for tensor in own])
-        spread = SPREAD * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
+        spread = SPREAD * torch.randn(
+            value.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+        )
         return value + spread.to(value)
 
     def layout(self, structure: Structure) -> Layout:
