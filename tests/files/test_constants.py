@@ -47,3 +47,33 @@ def test_what_forward_keeps_is_no_constant(tmp_path: Path) -> None:
     other = Fourier()
     other.last = torch.ones(())
     assert mt.load(tmp_path / "a.multitude", other).template.last == 1
+
+
+class Heads(nn.Module):
+    """A network whose number of heads shows in no shape, and a rate and a device that may be others in another place."""
+
+    def __init__(self, heads: int, rate: float = 0.1, device: str = "cpu", sizes: tuple[int, ...] = (2, 2)) -> None:
+        super().__init__()
+        self.heads, self.rate, self.device, self.sizes, self.calls = heads, rate, device, sizes, heads
+        self.layer, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x).unflatten(1, (self.heads, -1)).softmax(2).flatten(1))
+
+
+class TestArguments:
+    """A file warns of a network that was built with other whole numbers, which may change its outputs unseen."""
+
+    def test_others_are_named(self, tmp_path: Path) -> None:
+        mt.save(mt.ensemble(Heads(4), mt.Deep(members=2), torch.randn(2, 8), seed=0), tmp_path / "a.multitude")
+        with pytest.warns(UserWarning, match=r"outputs may differ.*the model was built with heads=4 there and 2 here"):
+            mt.load(tmp_path / "a.multitude", Heads(2))
+        with pytest.warns(UserWarning, match=r"sizes=\[2, 2\] there and \[2, 3\] here"):
+            mt.load(tmp_path / "a.multitude", Heads(4, sizes=(2, 3)))
+
+    def test_rates_and_texts_may_differ(self, tmp_path: Path) -> None:
+        x = torch.randn(2, 8)
+        ens = mt.ensemble(Heads(4), mt.BatchEnsemble(members=2), x, seed=0)
+        mt.save(ens, tmp_path / "a.multitude")
+        loaded = mt.load(tmp_path / "a.multitude", Heads(4, 0.5, "cuda:1"))  # warnings are errors here
+        assert torch.equal(loaded.eval()(x), ens.eval()(x))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from multitudes import models
-from multitudes.conversion.anatomy.architecture import differences, kind_of, settings
+from multitudes.conversion.anatomy.architecture import differences, differing_arguments, kind_of, settings
 from multitudes.conversion.anatomy.initialise import build
 from multitudes.conversion.cut_layers import empty_compact_network
 from multitudes.conversion.plan import Counts, Entry, Plan
@@ -102,7 +103,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"model must be an nn.Module or a factory, lambda ratio: Net(...), not {model!r}")
     try:
-        return _rebuilt(source, about, tensors, model or _network(source, about, tensors))
+        ensemble = _rebuilt(source, about, tensors, model or _network(source, about, tensors))
+        others = differing_arguments(about["architecture"], settings(ensemble.base))
     except FileError:
         raise
     except Exception as error:  # the JSON may hold anything
@@ -110,6 +112,13 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
             f"{source} does not describe an ensemble of this model: {type(error).__name__}: {error}. "
             "Load it with the model and the version of multitudes that saved it"
         ) from error
+    if others:
+        warnings.warn(
+            f"outputs may differ from those of the ensemble that was saved in {source}: {'; '.join(others[:6])}. "
+            "If forward reads them, pass a model like the saved one",
+            stacklevel=3,
+        )
+    return ensemble
 
 
 def _network(source: Path, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
