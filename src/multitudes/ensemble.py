@@ -22,7 +22,7 @@ from multitudes.engine.choose import choose
 from multitudes.engine.draws import checked_draws, draw_chunks, redraw, resample, reset_counts
 from multitudes.engine.inputs import Inputs, checked_example, count_rows, fresh_inputs, slot
 from multitudes.engine.modules import deep_copied, detached_copy, in_layout, kept_modes, named_tensors, under_autocast
-from multitudes.engine.proof.executors import PER_MEMBER, TOGETHER, pick, prove_later
+from multitudes.engine.proof.executors import needed_by_call, pick, prove_later
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.proof.smaller import smaller
 from multitudes.engine.proof.tune import tune
@@ -161,7 +161,9 @@ class Ensemble(nn.Module):
         if self.training and draws is None and rows is None and not per_member:
             self._warn_once()
         with self.engine.lock:
-            self._prove_for(per_member, rows is not None, self.training and self._runs_several(draws))
+            if self.engine.untried:
+                several = self.members > 1 if draws is None else any(t.ndim and len(t) > 1 for t in tree.tensors(draws))
+                self.prove_later(needed_by_call(self.engine, per_member, rows is not None, several))
             if self.method.draws and self.method.draws_by_shape and not self.is_frozen:
                 self._fit_draws(slot(call, self.engine.batch_axis, 0) if per_member else call)
             try:
@@ -253,7 +255,8 @@ class Ensemble(nn.Module):
         call = self._call(x)
         count = 0 if per_member else count_rows(call, self.engine.batch_axis)
         found = self.method.batch(call, y, self.generator, per_member, count)
-        self._prove_for(per_member or found.slots is not None, found.kwargs.get("rows") is not None)
+        own, several = per_member or found.slots is not None, len(found.kwargs.get("draws", ())) > 1
+        self.prove_later(needed_by_call(self.engine, own, found.kwargs.get("rows") is not None, several))
         if found.slots is not None:
             return into_slots(found, self.engine.batch_axis)
         seeds = found.kwargs.get("draws")
@@ -529,23 +532,6 @@ class Ensemble(nn.Module):
             if self._home() not in ("cpu", "meta"):
                 self.prove_later(["vmap"])
         return self
-
-    def _prove_for(self, per_member: bool, rows: bool, together: bool = False) -> None:
-        """Tries what a call with other inputs for each member, or with rows=, may need, or a training call of several draws.
-
-        A compiled call cannot do so itself.
-        """
-        if not self.engine.untried:
-            return
-        many = ["fold", "vmap"] if TOGETHER in self.engine.untried and self.engine.shared_norms else []
-        if per_member or rows:
-            self.prove_later([*many, *(["fold"] if rows else []), PER_MEMBER, TOGETHER])
-        elif together and TOGETHER in self.engine.untried:
-            self.prove_later([*many, TOGETHER])
-
-    def _runs_several(self, draws: Any) -> bool:
-        """Whether a call runs several members, or several `draws`."""
-        return self.members > 1 if draws is None else any(len(t) > 1 for t in tree.tensors(draws))
 
     def prove_later(self, names: Sequence[str]) -> None:
         """Tries executors that conversion left to later ("vmap", "fold", "per member"), since they may be chosen now."""

@@ -166,6 +166,17 @@ def _needed(engine: Engine, by_rows: bool) -> frozenset[str]:
     return both | {TOGETHER}
 
 
+def needed_by_call(engine: Engine, per_member: bool, rows: bool, several: bool) -> list[str]:
+    """Names what a call may need that was left to later: with other inputs per member, with rows=, or of `several` members.
+
+    A compiled call cannot try it itself.
+    """
+    names = [*(["fold"] if rows else []), PER_MEMBER] if per_member or rows else []
+    if TOGETHER in engine.untried and (names or (several and engine.template.training)):
+        names += [TOGETHER, *(["fold", "vmap"] if engine.shared_norms else [])]
+    return names
+
+
 def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None:
     """Tries executors that were left to later, and picks again. What was proven before stays."""
     few = first_members(engine, 2)
