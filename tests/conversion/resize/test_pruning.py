@@ -539,3 +539,18 @@ def test_channels_that_multiply_without_end_are_refused_at_once() -> None:
     inputs = mt.Inputs(torch.randn(3, 6), torch.randn(3, 4))
     with pytest.raises(mt.ConversionError, match="in a way that cannot be followed"):
         mt.resize(Hypernetwork(object()), 0.5, inputs, seed=0, search_seconds=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_rms_norm_keeps_the_weights_of_its_channels(seed: int) -> None:
+    """torch-pruning knows its weight, and not the module."""
+    layers = [nn.Linear(6, 16), nn.RMSNorm(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)]
+    net, x = marked(nn.Sequential(*layers)), torch.randn(4, 6, dtype=torch.float64)
+    nn.init.normal_(net[1].weight)  # type: ignore[index]
+    thin = pruned(net, 0.5, mt.Inputs(x), at_random(seed))
+    wide, after = net.state_dict(), thin.state_dict()
+    stream, units = kept(wide["0.bias"], after["0.bias"]), kept(wide["3.bias"], after["3.bias"])
+    assert thin.get_submodule("1").normalized_shape == (8,) == (len(stream),)
+    assert torch.equal(after["1.weight"], wide["1.weight"][stream])
+    assert torch.equal(after["3.weight"], wide["3.weight"][units][:, stream])
+    assert thin(x).shape == (4, 3)

@@ -189,6 +189,9 @@ def _thin(
         expected.update(dict.fromkeys(group.layers, keep))
         if keep < count:
             _prune(graph, group, keep, choose, read)
+    for part in model.modules():
+        if isinstance(part, nn.RMSNorm) and part.weight is not None:  # torch-pruning knows its weight alone
+            part.normalized_shape = tuple(part.weight.shape)
     return {name: read[part] for name, part in model.named_modules() if part in read}
 
 
