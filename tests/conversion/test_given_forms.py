@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 
@@ -121,3 +122,20 @@ def test_a_sparse_matrix_of_the_network(method: mt.Method) -> None:
 def test_sparse_inputs_are_refused_in_words() -> None:
     with pytest.raises(mt.InputError, match="to_dense"):
         mt.ensemble(mlp(), mt.Deep(members=2), X.relu().to_sparse())
+
+
+def test_models_and_examples_without_numbers_are_refused() -> None:
+    """Nothing can be moved from the meta device."""
+    net, x = nn.Linear(4, 3), torch.randn(2, 4)
+    with pytest.raises(mt.InputError, match="the model has no weights, since it is on the meta device: build it on cpu"):
+        mt.ensemble(copy.deepcopy(net).to("meta"), mt.Deep(members=2), x)
+    with pytest.raises(mt.InputError, match="the example has no numbers, since it is on the meta device: build it on cpu"):
+        mt.ensemble(net, mt.Deep(members=2), x.to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_networks_are_refused() -> None:
+    """Their weights are no parameters."""
+    net = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), {nn.Linear})
+    with pytest.raises(mt.InputError, match="is quantized, and has no parameters: convert the network before"):
+        mt.ensemble(net, mt.Deep(members=2), torch.randn(2, 4))

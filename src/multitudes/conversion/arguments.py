@@ -109,6 +109,8 @@ def matched_modules(model: nn.Module, keep: Sequence[str]) -> list[str]:
     Refuses a model without parameters, and a forward with an argument that `Ensemble` has too.
     """
     if not any(True for _ in model.parameters()):
+        if any("quantized" in type(part).__module__ for part in model.modules()):
+            raise InputError(f"{type(model).__name__} is quantized, and has no parameters: convert the network before")
         raise InputError(f"{type(model).__name__} has no parameters, so members cannot differ: give a model with parameters")
     reserved = {"per_member", "rows", "draws"} & set(inspect.signature(model.forward).parameters)
     if reserved:

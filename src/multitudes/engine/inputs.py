@@ -264,7 +264,11 @@ def checked_example(model: nn.Module, example: Any, batch_axis: BatchAxis, rows_
     devices = {tensor.device.type for _, tensor in named_tensors(model)}
     others = {tensor.device.type for tensor in inputs.tensors()} - devices
     if len(devices) == 1 and others:
-        raise InputError(f"the model is on {devices.pop()}, the example on {others.pop()}: move one of them with .to(device)")
+        place, other = devices.pop(), others.pop()
+        if "meta" in (place, other):
+            what = "model has no weights" if place == "meta" else "example has no numbers"
+            raise InputError(f"the {what}, since it is on the meta device: build it on {other if place == 'meta' else place}")
+        raise InputError(f"the model is on {place}, the example on {other}: move one of them with .to(device)")
     return each_row(inputs, batch_axis, lambda tensor, axis: _distinct_rows(tensor, axis, max(count, rows_at_least)))
 
 
