@@ -56,9 +56,8 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
-            inputs = small.two_rows if draft.summed or by_rows else small.inputs
-            rows = None if draft.summed else count_rows(small.inputs, draft.batch_axis)
-            prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else (), rows=rows)
+            inputs = small.two_rows if draft.summed else small.inputs
+            prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else ())
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method.as_typed()} cannot convert this {draft.plan.model}: {error}") from error

@@ -270,7 +270,10 @@ def test_precisions_may_be_set_by_newer_switches(switch: str) -> None:
         assert seen == {("ieee", "ieee")} and fp32_precisions() == used
         torch.testing.assert_close(run_vmap(ens.engine, mt.Inputs(x)), run_loop(ens.engine, mt.Inputs(x)))
     finally:
-        at.fp32_precision = before
+        at.fp32_precision = before  # which sets those of convolutions and products too
+        for each, precision in zip((torch.backends.cudnn.conv, torch.backends.cuda.matmul), precisions, strict=True):
+            if each.fp32_precision != precision:
+                each.fp32_precision = precision
     assert fp32_precisions() == precisions
 
 

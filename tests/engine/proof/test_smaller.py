@@ -56,8 +56,16 @@ def test_pixels_and_rows() -> None:
     assert example.large
 
 
-def test_with_batch_norm_two_rows_stay() -> None:
-    assert shapes(smaller(cnn(nn.BatchNorm2d(4)), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)) == [[2, 3, 16, 16]]
+@pytest.mark.parametrize(
+    ("norms", "rows"),
+    [
+        ([nn.BatchNorm2d(4)], 1),  # 49 values of each channel
+        ([nn.BatchNorm2d(4), nn.AvgPool2d(2), nn.BatchNorm2d(4)], 2),  # 9 in the second one
+        ([nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4), nn.Upsample(scale_factor=2)], 2),  # one: it does not train
+    ],
+)
+def test_batch_norm_over_few_values_needs_two_rows(norms: list[nn.Module], rows: int) -> None:
+    assert shapes(smaller(cnn(*norms), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)) == [[rows, 3, 16, 16]]
 
 
 def test_tensors_of_one_sequence_shrink_together() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
 from multitudes.engine.fold import forbidden
-from multitudes.engine.inputs import Inputs, take_rows
+from multitudes.engine.inputs import Inputs
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors, note_names
@@ -60,57 +60,49 @@ LATER_TOGETHER = "not tried in training yet, where a step runs one draw; it is t
 
 
 def prove_executors(
-    engine: Engine,
-    inputs: Inputs,
-    large: bool = False,
-    names: Collection[str] | None = None,
-    also: Collection[str] = (),
-    rows: int | None = None,
+    engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None, also: Collection[str] = ()
 ) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks one for each mode.
 
     large  the network is large: runs are few, and in its own precision
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
-    rows   the rows with which the whole network runs if a shallower copy of it is proved; None: those of the inputs
     """
     tried = frozenset(names) if names is not None else (_needed(engine, bool(also)).union(also) if large else ALL)
     if not drawn_names(engine.template):  # members always train together
         tried |= {TOGETHER}
     if not large:
         _prove(engine, inputs, large, tried)
-    elif not _proved_on_few_rows(engine, inputs, tried, rows):
-        _prove_large(engine, inputs, tried, rows)
+    elif not _proved_on_few_rows(engine, inputs, tried):
+        _prove_large(engine, inputs, tried)
     pick(engine)
 
 
-def _proved_on_few_rows(engine: Engine, inputs: Inputs, tried: frozenset[str], rows: int | None) -> bool:
+def _proved_on_few_rows(engine: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
     """Proves a large engine on a copy without the rows of tables that are not read. Returns False if the engine must decide."""
     few = with_few_rows(engine, inputs, plain_member(engine, 0))
     if few is None:
         return False
     try:
-        _prove_large(*few, tried, rows)
+        _prove_large(*few, tried)
     except Exception:
         return False
     engine.take_proofs(few[0])
     return True
 
 
-def _prove_large(engine: Engine, inputs: Inputs, tried: frozenset[str], rows: int | None) -> None:
+def _prove_large(engine: Engine, inputs: Inputs, tried: frozenset[str]) -> None:
     """Proves a large engine, on a shallower copy if it has one."""
     part = shallower(engine, inputs, plain_member(engine, 0))
-    if part is None or not _proved_on_part(engine, part, inputs, tried, rows):
+    if part is None or not _proved_on_part(engine, part, inputs, tried):
         _prove(engine, inputs, True, tried)
 
 
-def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozenset[str], rows: int | None) -> bool:
+def _proved_on_part(engine: Engine, part: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
     """Proves a large engine on `part`, a shallower copy of it. Returns False if the whole network must decide."""
     try:
         same = _prove(part, inputs, True, tried)
         step("the whole network")
         alone = TOGETHER in part.untried and not same  # a training step runs one draw, as a plain network does
-        if rows is not None:
-            inputs = take_rows(inputs, engine.batch_axis, torch.arange(rows))
         whole = (_shown_by_eval(engine, inputs, part) if alone else None) or run_whole(engine, inputs, part, same)
     except Exception:
         return False

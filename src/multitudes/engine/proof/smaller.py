@@ -6,6 +6,7 @@ Programs are compared on the meta device. Where a network cannot run there, or r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +20,8 @@ LARGE = 1e8
 """Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
 ROWS = 8
 """Examples of a small network with no more rows than this are used as they are."""
+VALUES = 16
+"""BatchNorm over fewer values of a channel amplifies rounding errors too much for a row alone."""
 SIZES = (16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes that are tried for the axes of an input, the smallest first."""
 
@@ -59,11 +62,12 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
     for size, places in _equal_axes(inputs, batch_axis).items():
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
         inputs = next((cut for cut in cuts if cut is not None and _covers(tracer, cut, program, rows)), inputs)
-    if batch_norms(model) or None in axes(inputs, batch_axis):
-        return SmallExample(inputs, inputs, True, decisions, program.multiply_adds)
-    one = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
-    alone = _covers(tracer, one, tracer.program(inputs), rows)
-    return SmallExample(one if alone else inputs, inputs, True, decisions, program.multiply_adds)
+    one = inputs
+    if None not in axes(inputs, batch_axis):
+        row = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
+        alone = _covers(tracer, row, tracer.program(inputs), rows)
+        one = row if alone and (not batch_norms(model) or _trains_alone(tracer, row, inputs, rows)) else inputs
+    return SmallExample(one, inputs, True, decisions, program.multiply_adds)
 
 
 def _equal_axes(inputs: Inputs, batch_axis: BatchAxis) -> dict[int, list[tuple[int, int]]]:
@@ -88,6 +92,17 @@ def _cut(inputs: Inputs, places: list[tuple[int, int]], size: int) -> Inputs | N
         if all(bool(t.flatten(1).any(1).all()) for t in flags if t.ndim > 1 and not t.is_meta) or size == 1:
             return inputs.refill(tensors)
     return None
+
+
+def _trains_alone(tracer: Tracer, row: Inputs, inputs: Inputs, rows: int) -> bool:
+    """Whether one row trains as several do: BatchNorm layers normalise at least `VALUES` values of each channel."""
+    try:
+        one, several = tracer.program(row, "train"), tracer.program(inputs, "train")
+    except Exception:  # norms of one value per channel
+        return False
+    normed = [shapes[0] for name, shapes in zip(one.names, one.shapes, strict=True) if "batch_norm" in name]
+    values = [math.prod(shape) // shape[1] for shape in normed]
+    return bool(values) and min(values) >= VALUES and one.covers(several, rows)
 
 
 def _covers(tracer: Tracer, inputs: Inputs, program: Program, rows: int | None = None) -> bool:
