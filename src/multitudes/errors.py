@@ -41,3 +41,12 @@ def listed(names: Collection[str], most: int = 3) -> str:
     """Writes names for a text: the first ones, and how many there are beside them."""
     first = ", ".join(sorted(names)[:most])
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
+
+
+NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory", "out of memory")
+"""Texts of errors that tell of too little memory."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error tells of too little memory: it says nothing about a model or a file."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)

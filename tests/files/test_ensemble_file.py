@@ -259,6 +259,15 @@ def test_a_method_that_is_not_imported_is_told_with_its_module(saved: Path, monk
         mt.load(saved, CASE.model())
 
 
+def test_too_little_memory_is_not_said_of_the_file(saved: Path) -> None:
+    def large() -> nn.Module:
+        return nn.Linear(1 << 40, 1 << 10)
+
+    with pytest.raises(RuntimeError, match="allocate") as caught:
+        mt.load(saved, large)
+    assert not isinstance(caught.value, mt.FileError)
+
+
 def test_a_missing_folder(tmp_path: Path) -> None:
     """Nothing is created on the way."""
     with pytest.raises(mt.FileError, match=r"cannot write .*no/a\.multitude: there is no folder .*/no\. Make it: mkdir -p"):

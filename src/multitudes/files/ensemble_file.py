@@ -43,7 +43,7 @@ from multitudes.engine.sharding import is_sharded
 from multitudes.engine.state import Engine, Traits
 from multitudes.engine.undisturbed import undisturbed
 from multitudes.ensemble import Ensemble
-from multitudes.errors import ConversionError, FileError, InputError
+from multitudes.errors import ConversionError, FileError, InputError, lacks_memory
 from multitudes.files.constants import CONSTANT, constants_of, with_constants
 from multitudes.files.old_settings import current_settings
 from multitudes.method import Given, Method
@@ -108,6 +108,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     except FileError:
         raise
     except Exception as error:  # the JSON may hold anything
+        if lacks_memory(error):
+            raise
         raise FileError(
             f"{source} does not describe an ensemble of this model: {type(error).__name__}: {error}. "
             "Load it with the model and the version of multitudes that saved it"

@@ -23,7 +23,7 @@ from multitudes.conversion.convert import ensemble as convert
 from multitudes.conversion.resize.advice import STREAM
 from multitudes.engine.inputs import Inputs
 from multitudes.engine.proof.slots import DEPENDENT
-from multitudes.errors import ConversionError, InputError, MultitudesError
+from multitudes.errors import ConversionError, InputError, MultitudesError, lacks_memory
 from multitudes.files.ensemble_file import load, save
 from multitudes.method import Method
 from multitudes.report.census import Result
@@ -43,9 +43,6 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {("MIMO", name): NODES for kind in GRAP
 BY_DEFINITION = (STREAM, DEPENDENT)
 """Refusals of other such pairs: Packed on networks whose output is the stream that all blocks add to, since outputs keep their
 width; MIMO on networks whose outputs depend on the order of rows (gcvit of timm)."""
-
-NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory")
-"""Texts of errors that tell of too little memory."""
 
 CHECKED = 4
 """`mt.check` follows one conversion in so many: it tries again what the conversion has just proved."""
@@ -211,11 +208,6 @@ class Attempt:
             return f"changed {', '.join(changed[:4])}"
         largest = max((comparisons.gap(a, b) for a, b in zip(outputs, subject.outputs, strict=True)), default=0.0)
         return f"outputs differ by {largest:.1e} of the largest" if largest > comparisons.DOUBLE else None
-
-
-def lacks_memory(error: Exception) -> bool:
-    """Whether an error tells of too little memory."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)
 
 
 def _checked(subject: Subject) -> str | None:
