@@ -189,6 +189,27 @@ class TestSoftNorms:
         assert not other.agree_softened("vmap", "fold")
         assert other.difference("vmap", "fold", "train")
 
+    @pytest.mark.parametrize("scale", [1.0, 1.01])
+    def test_gradients_of_deep_networks_are_compared_with_soft_norms_alone(
+        self, scale: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With norms as they are, both executors run forward; a wrong gradient is found all the same."""
+        eps: list[float] = []
+
+        def run(engine: Any, call: Any) -> Tensor:
+            output = run_vmap(engine, call)
+            if output.requires_grad:
+                output.register_hook(lambda gradient: eps.append(engine.template[1].eps) or scale * gradient)
+            return output
+
+        tried = self.trial(2)
+        monkeypatch.setattr(executors, "DEEP", 1)
+        monkeypatch.setitem(trial.RUNS, "vmap", run)
+        tried.engine.proven["eval"] = ("loop", "vmap", "fold")
+        assert executors._agree_in_training(tried, ALL) == (scale == 1)
+        assert eps[0] > 1e-5
+        assert (len(eps) == 1) == (scale == 1)
+
     def test_the_loop_runs_forward_until_its_gradients_are_needed(self) -> None:
         tried = self.trial(1)
         loop = tried.loop("train")

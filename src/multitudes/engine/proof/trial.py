@@ -143,14 +143,20 @@ class Trial:
         """
         if not self.engine.traits.coupled:
             return False
-        forward, *found = (replace(self.outcome(name, "train"), gradients={}) for name in names)
-        if any(difference(other, forward, 10 * SINGLE) for other in found):
+        forward, *found = (self.forward_in_training(name) for name in names)
+        if forward.drew or any(difference(other, forward, 10 * SINGLE) for other in found):
             return False
         try:
             first, *others = (self._run(RUNS[name], self.softened(), self.inputs, "train") for name in names)
         except Exception:
             return False
         return all(difference(other, first, 10 * SINGLE) is None for other in others)
+
+    def forward_in_training(self, name: str) -> Outcome:
+        """Returns the outcome of an executor in training mode, without gradients."""
+        if _key(name, "train") in self._outcomes:
+            return replace(self.outcome(name, "train"), gradients={})
+        return run_executor(RUNS[name], self.copy(), self.inputs, "train", backward=False)
 
     def softened(self) -> Engine:
         """Copies the engine for one run in which norms are soft (`agree_softened`)."""
