@@ -68,6 +68,16 @@ def test_batch_norm_over_few_values_needs_two_rows(norms: list[nn.Module], rows:
     assert shapes(smaller(cnn(*norms), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)) == [[rows, 3, 16, 16]]
 
 
+@pytest.mark.parametrize(("depth", "large"), [(10, False), (module.LONG, True)])
+def test_a_long_network_is_large(depth: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs take long, however little it computes."""
+    monkeypatch.setattr(module, "LARGE", 1e6)
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(depth)))
+    few, many = (smaller(net, mt.Inputs(torch.randn(rows, 8)), 0) for rows in (2, 20))
+    assert few.large == many.large == large
+    assert shapes(few) == shapes(many) == [[1, 8] if large else [2, 8]]
+
+
 def test_tensors_of_one_sequence_shrink_together() -> None:
     ids, mask = torch.randint(50, (2, 100)), torch.ones(2, 100)
     assert shapes(smaller(Tokens(), mt.Inputs(ids, mask), 0)) == [[1, 16], [1, 16]]

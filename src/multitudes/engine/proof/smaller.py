@@ -18,6 +18,8 @@ from multitudes.engine.program import Decisions, Program, Tracer
 
 LARGE = 1e8
 """Multiply-adds of two rows from which on a smaller example pays: below, finding it takes longer than the proof."""
+LONG = 200
+"""Operations from which on a network is large too: then most of a run's time is Python's."""
 ROWS = 8
 """Examples of a small network with no more rows than this are used as they are."""
 VALUES = 16
@@ -45,7 +47,7 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
     """Returns the smallest example on which the model runs the same program as on `inputs`."""
     rows, tensors = count_rows(inputs, batch_axis), inputs.tensors()
     at_most = sum(p.numel() for p in model.parameters()) * sum(t.numel() for t in tensors) / rows
-    if rows <= ROWS and at_most <= LARGE:
+    if rows <= ROWS and at_most <= LARGE and sum(1 for _ in model.modules()) <= LONG:
         return SmallExample(inputs, inputs)
     try:
         tracer = Tracer(model)
@@ -56,8 +58,8 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
     if rows > 2 and None not in axes(inputs, batch_axis):  # a tensor without rows may name rows
         few = checked_example(model, take_rows(inputs, batch_axis, torch.arange(2)), batch_axis)
         inputs = few if _covers(tracer, few, program, rows) else inputs
-    rows, large = count_rows(inputs, batch_axis), program.multiply_adds * min(2 / rows, 1) > LARGE
-    if not large:
+    rows = count_rows(inputs, batch_axis)
+    if program.multiply_adds * min(2 / rows, 1) <= LARGE and len(program.names) < LONG:
         return SmallExample(inputs, inputs)
     for size, places in _equal_axes(inputs, batch_axis).items():
         cuts = (_cut(inputs, places, new) for new in SIZES if 2 * new <= size)
