@@ -61,7 +61,7 @@ def run(path: Path, *arguments: str) -> tuple[Any, str]:
     return code or 0, printed.getvalue()
 
 
-QUICK = ("README.md", "CONTRIBUTING.md", "guide.md")
+QUICK = ("README.md",)
 RUNNABLE = [
     pytest.param(page, id=page.name, marks=() if page.name in QUICK else pytest.mark.slow) for page in PAGES if runnable(page)
 ]

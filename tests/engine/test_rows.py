@@ -262,7 +262,7 @@ class TestRowsOfABatch:
         assert sorted(values_of(batch.kwargs["rows"]).flatten().tolist()) == [0, 1, 2, 3]
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks for it where it goes on after a break
-    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("make", [mt.BatchEnsemble, mt.Masksembles, mt.Deep])
     def test_of_blocks(self, make: Any, compiled: bool) -> None:
         """Named by block, rows have the outputs and the gradients that they have named one by one."""

@@ -427,6 +427,7 @@ def test_slots_under_autocast(compile: bool) -> None:
     torch.testing.assert_close(found.float(), wanted.float(), rtol=0.05, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_compiler_takes_only_rows_for_variable_after_a_prediction() -> None:
     """Slots have one axis more than inputs of predictions. Inductor does not compile convolutions of any number of channels."""
     import torch._dynamo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 import time
@@ -61,6 +62,16 @@ def made(method: mt.Method, net: nn.Module | None = None) -> mt.Ensemble:
 
 def images(rows: int) -> Tensor:
     return torch.randn(rows, 3, 8, 8)
+
+
+@functools.cache
+def _frozen() -> mt.Ensemble:
+    return made(mt.Deep(members=2)).freeze()
+
+
+def two_networks() -> mt.Ensemble:
+    """A copy of a frozen ensemble; its first call prepares it."""
+    return copy.deepcopy(_frozen())
 
 
 def usual(frozen: mt.Ensemble, x: Tensor) -> Tensor:
@@ -160,7 +171,7 @@ def turn(ens: mt.Ensemble) -> None:
 
 @pytest.mark.parametrize("how", [change, load, replace, turn])
 def test_weights_that_change_are_read(how: Callable[[mt.Ensemble], None]) -> None:
-    frozen, x = made(mt.Deep(members=2)).freeze(), images(4)
+    frozen, x = two_networks(), images(4)
     before = frozen(x)
     how(frozen)
     found = frozen(x)
@@ -231,7 +242,7 @@ def test_numbers_that_are_not_finite(layer: nn.Module, after: nn.Module, value: 
 
 @pytest.mark.parametrize("bad", [lambda x: x[:0], lambda x: x + torch.nan, lambda x: x + torch.inf])
 def test_a_call_without_finite_outputs_decides_nothing(bad: Callable[[Tensor], Tensor]) -> None:
-    frozen, x = copy.deepcopy(made(mt.Deep(members=2)).freeze()), images(3)
+    frozen, x = two_networks(), images(3)
     torch.testing.assert_close(frozen(bad(x)), usual(frozen, bad(x)), equal_nan=True)
     assert graph(frozen) is None
     torch.testing.assert_close(frozen(x), usual(frozen, x), rtol=1e-5, atol=1e-6)
@@ -239,7 +250,7 @@ def test_a_call_without_finite_outputs_decides_nothing(bad: Callable[[Tensor], T
 
 
 def test_some_outputs_that_are_not_finite_are_compared_too() -> None:
-    frozen, x = copy.deepcopy(made(mt.Deep(members=2)).freeze()), images(3)
+    frozen, x = two_networks(), images(3)
     x[1] = torch.nan
     frozen(x)
     assert graph(frozen) is not None
@@ -259,7 +270,7 @@ class TestCanBePrepared:
 
     @pytest.fixture
     def frozen(self) -> mt.Ensemble:
-        return made(mt.Deep(members=2)).freeze()
+        return two_networks()
 
     def can(self, frozen: mt.Ensemble, x: Any = None) -> bool:
         return can_be_prepared(frozen.engine, Inputs(images(3) if x is None else x))
@@ -347,13 +358,13 @@ class TestCanBePrepared:
 
 
 def test_sizes_are_checked() -> None:
-    frozen = made(mt.Deep(members=2)).freeze()
+    frozen = two_networks()
     with pytest.raises(mt.InputError, match=r"frozen for inputs \[rows, 3, 8, 8\], not \[2, 3, 9, 9\]"):
         frozen(torch.randn(2, 3, 9, 9))
 
 
 def test_copies_prepare_their_own() -> None:
-    frozen, x = made(mt.Deep(members=2)).freeze(), images(3)
+    frozen, x = two_networks(), images(3)
     other = copy.deepcopy(frozen)
     change(other)
     assert not torch.allclose(other(x), frozen(x))
@@ -362,7 +373,7 @@ def test_copies_prepare_their_own() -> None:
 
 
 def test_outputs_are_the_callers_own() -> None:
-    frozen, x = made(mt.Deep(members=2)).freeze(), images(3)
+    frozen, x = two_networks(), images(3)
     first = frozen(x)
     kept = first.clone()
     frozen(images(3)).zero_()
@@ -372,7 +383,7 @@ def test_outputs_are_the_callers_own() -> None:
 
 def test_the_state_is_that_of_the_network() -> None:
     """Prepared weights are no part of the state, and move nowhere."""
-    frozen = made(mt.Deep(members=2)).freeze()
+    frozen = two_networks()
     assert set(frozen.state_dict()) == {name for name, _ in (*frozen.named_parameters(), *frozen.named_buffers())}
     assert not any("packed" in name or tensor.is_mkldnn for name, tensor in frozen.state_dict().items())
 
