@@ -118,6 +118,13 @@ def test_the_performance_page_is_what_results_hold(monkeypatch: pytest.MonkeyPat
     assert importlib.import_module("benchmarks.page").is_current()
 
 
+def test_the_seconds_of_the_census_page_are_what_results_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    conversion = importlib.import_module("benchmarks.conversion")
+    assert conversion.measured()
+    assert conversion.PAGE.read_text(encoding="utf-8") == conversion.page()
+
+
 def test_the_tabular_page_is_what_results_hold() -> None:
     pytest.importorskip("sklearn")
     code, printed = run(ROOT / "benchmarks" / "tabular.py", "--markdown")
