@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -352,3 +353,37 @@ def test_compiled_counters_of_batches() -> None:
         torch.testing.assert_close(compiled(x, rows=names), plain(x, rows=names))
     assert [int(ens.get_buffer(f"{name}.num_batches_tracked")) for name in ("twice", "still")] == [4, 0]
     torch.testing.assert_close(dict(ens.named_buffers()), dict(plain.named_buffers()))
+
+
+class Mixing(nn.Module):
+    """Adds each row's features to those of the next row, in training only, as layers that mix a batch do."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.head = nn.Linear(4, 16), norm, nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(self.norm(self.first(x)).relu())
+        return self.head((h + h.roll(1, 0) if self.training else h).relu())
+
+
+BY_ROWS = pytest.mark.parametrize("method", [mt.Masksembles(members=2), mt.BatchEnsemble(members=2, feed="part")])
+
+
+@BY_ROWS
+def test_rows_that_mix_in_training_stay_among_their_member(method: mt.Method) -> None:
+    """One pass over all rows is right in eval mode only, so members run on their rows in turn."""
+    ens = mt.ensemble(Mixing(nn.LayerNorm(16)), method, torch.randn(4, 4), seed=0).train()
+    x = torch.randn(4, 4)
+    batch = ens.batch(x, torch.zeros(4))
+    outputs = ens(x, **batch.kwargs)
+    for m, own in enumerate((slice(0, 2), slice(2, 4))):
+        torch.testing.assert_close(outputs[own], ens.member(m).train()(x[own]))
+
+
+@BY_ROWS
+def test_rows_that_mix_in_training_need_norms_of_their_own(method: mt.Method) -> None:
+    """A shared norm must see all rows at once, and then rows would mix with those of other members."""
+    with pytest.raises(mt.errors.ConversionError, match=r"norm is shared.* Run every member on all rows: .*feed='all'"):
+        mt.ensemble(Mixing(nn.BatchNorm1d(16)), method, torch.randn(4, 4), seed=0)
+    assert mt.ensemble(Mixing(nn.BatchNorm1d(16)), replace(method, feed="all"), torch.randn(4, 4), seed=0)  # type: ignore[call-arg]

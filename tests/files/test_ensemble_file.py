@@ -508,3 +508,19 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+class Bank(nn.Linear):
+    """A network with a length, which is none yet: as a truth value it is False."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("make", [lambda: Bank(3, 2), lambda: torch.compile(nn.Linear(3, 2), backend="eager")])
+def test_a_network_may_have_a_length(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """Also torch.compile's wrapper, which cannot tell it of most networks."""
+    x = torch.randn(4, 3)
+    ens = mt.ensemble(make(), mt.Deep(members=2), x, seed=0).eval()
+    mt.save(ens, tmp_path / "a.multitude")
+    assert_exact(mt.load(tmp_path / "a.multitude", make())(x), ens(x))

@@ -329,3 +329,21 @@ def test_all_vectors_of_an_own_norm_start_around_the_given_ones(patch: str) -> N
         assert components.shape == (4, 400)
         torch.testing.assert_close(components.mean(), torch.tensor(given), rtol=0, atol=0.02)
         torch.testing.assert_close(components.std(), torch.tensor(0.1), rtol=0, atol=0.02)
+
+
+class ReadTwice(nn.Module):
+    """A norm whose weight is read outside it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)).relu()) + self.norm.weight.square().mean()
+
+
+@BOTH
+def test_a_norm_that_members_share_in_training_may_be_read_outside_it(kind: Callable[..., mt.Method]) -> None:
+    ens = mt.ensemble(ReadTwice(), kind(members=2, patch="input+norm"), X.float(), seed=0).eval()
+    for m, output in enumerate(ens(X.float())):
+        torch.testing.assert_close(output, ens.member(m).eval()(X.float()))

@@ -141,13 +141,15 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     if engine.traits.vmap_per_member and (engine.drawn or coupled):
         with engine.with_draws(engine.tensors_of_rows(members.flatten().repeat_interleave(each))):
             return run_vmap_rows(engine, call)
-    if takes_rows(engine):
+    mixed = _rows_mix_in_training(engine)
+    if takes_rows(engine) and not mixed:
         return run_fold_each_row(engine, call, members.flatten(), each)
     if each > 1 and _blocks_run_together(engine, len(members)):
         with engine.with_draws(of_each_row(owned_tensors(engine), members.flatten())):
             return run_vmap_rows(engine, call, each)
     shared = batch_coupled(engine, per_member=True)
-    apart = None if rows_lie_together(engine) else engine.why.get("fold", "rows may have different numbers of entries")
+    together = rows_lie_together(engine) and not mixed
+    apart = None if together else engine.why.get("fold", "rows may have different numbers of entries")
     if shared and (why := forbidden(engine) or apart):
         raise RunError(
             f"BatchNorm {listed(shared)} is shared by members, so in training it must see all rows at once. "
@@ -155,6 +157,17 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
         )
     members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members.flatten().repeat_interleave(each))
+
+
+def _rows_mix_in_training(engine: Engine) -> bool:
+    """Whether rows see each other in training alone, as where forward mixes a batch: fold is right in eval mode only.
+
+    Then members' rows must run apart. Of a network that is random, or whose shared norms lie in members' layers, fold was not
+    compared in training.
+    """
+    if not engine.template.training or engine.traits.random or "fold" in engine.untried or forbidden(engine):
+        return False
+    return "fold" in engine.proven["eval"] and "fold" not in engine.proven["train"]
 
 
 def _blocks_run_together(engine: Engine, blocks: int) -> bool:

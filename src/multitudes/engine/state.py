@@ -408,11 +408,17 @@ def write_back(engine: Engine, changed: list[dict[str, Tensor]]) -> None:
 
 
 class SharedWrite(RunError):
-    """Raised when members set a shared buffer to different values; `in_place` if they write into it."""
+    """Raised when members set a shared buffer to different values.
 
-    def __init__(self, name: str, in_place: bool = False) -> None:
+    in_place  they write into it
+    draws     members are draws: a training step runs one of them, so forward may set the buffer, if it puts a new one there
+    """
+
+    def __init__(self, name: str, in_place: bool = False, draws: bool = False) -> None:
         self.in_place = in_place
+        key = name.rpartition(".")[2]
+        instead = f"set a new one, self.{key} = ..., and not write into it" if in_place and draws else "leave it as it is"
         super().__init__(
             f"{name} is shared, but each member's forward sets it to a different value: use a method whose members own it, "
-            "such as mt.Deep(members=4), without keep= on its layer; or have forward leave it as it is"
+            f"such as mt.Deep(members=4), without keep= on its layer; or have forward {instead}"
         )

@@ -103,7 +103,8 @@ def load(path: str | PathLike[str], model: nn.Module | Factory | None = None) ->
     if model is not None and not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise InputError(f"model must be an nn.Module or a factory, lambda ratio: Net(...), not {model!r}")
     try:
-        ensemble = _rebuilt(source, about, tensors, model or _network(source, about, tensors))
+        network = _network(source, about, tensors) if model is None else model
+        ensemble = _rebuilt(source, about, tensors, network)
         others = differing_arguments(about["architecture"], settings(ensemble.base))
     except FileError:
         raise

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from zoo import ZOO
 
 import multitudes as mt
@@ -113,6 +114,36 @@ def test_weights_that_hooks_compute(norm: str, method: mt.Method) -> None:
     ens.loss(x, torch.tensor([0, 1, 2, 0, 1]), nn.functional.cross_entropy).backward()
     dead = [n for n, p in ens.named_parameters() if p.grad is None or not p.grad.any()]
     assert not dead
+
+
+def pruned() -> nn.Sequential:
+    """A network in which torch's pruning computes the weight and bias of the second layer, and the weight of the last."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+    for place, key in ((2, "weight"), (2, "bias"), (4, "weight")):
+        prune.l1_unstructured(net[place], key, 0.5)
+    return net
+
+
+@pytest.mark.parametrize("method", [mt.BatchEnsemble(members=2), mt.DropConnect(members=2), mt.Masksembles(members=2)], ids=str)
+def test_members_of_pruned_layers(method: mt.Method) -> None:
+    """What is pruned stays zero, and a member is a plain network that runs."""
+    ens, x = mt.ensemble(pruned(), method, torch.randn(4, 4), seed=0).eval(), torch.randn(5, 4)
+    for m, output in enumerate(ens(x)):
+        member = ens.member(m).eval()
+        torch.testing.assert_close(output, member(x))
+        assert (member[2].weight == 0).sum() >= 72
+
+
+@pytest.mark.parametrize("method", [mt.EMP(), mt.Laplace()], ids=str)
+def test_refusals_of_pruned_layers_name_what_to_type(method: mt.Method) -> None:
+    net = pruned()
+    with pytest.raises(
+        mt.errors.ConversionError, match=r"torch\.nn\.utils\.prune\.remove\(model\.get_submodule\('4'\), 'weight'\)"
+    ):
+        mt.ensemble(net, method, torch.randn(4, 4))
+    prune.remove(net.get_submodule("4"), "weight")
+    assert mt.ensemble(net, method, torch.randn(4, 4))
 
 
 @pytest.mark.parametrize("method", [mt.BatchEnsemble(members=2), mt.DropConnect(members=2), mt.Masksembles(members=2)], ids=str)

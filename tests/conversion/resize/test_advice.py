@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,3 +138,27 @@ def test_widths_that_other_layers_do_not_follow_are_named_with_their_values() ->
 def test_arguments_that_are_no_widths_are_not_in_the_line() -> None:
     text = advice(run_example(Coded(), Inputs(torch.randn(2, 4)), 0))
     assert "Let Coded take its width" in text and "rounds" not in text and "latent" not in text
+
+
+class Polynomials(nn.Module):
+    """A KAN whose functions are polynomials: the degree runs with half as many too, and is no width."""
+
+    def __init__(self, sizes: tuple[int, ...] = (4, 12, 3), degree: int = 4) -> None:
+        super().__init__()
+        shapes = [(few, many, degree + 1) for few, many in itertools.pairwise(sizes)]
+        self.coefficients = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
+        self.degree = degree
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.coefficients:
+            powers = torch.stack([x.tanh() ** n for n in range(self.degree + 1)], -1)
+            x = torch.einsum("bid,iod->bo", powers, part)
+        return x
+
+
+def test_the_degree_of_polynomials_is_no_width() -> None:
+    x = torch.randn(2, 4)
+    text = advice(run_example(Polynomials(), Inputs(x), 0))
+    assert "Polynomials(sizes=(4, round(12 * ratio), 3))" in text
+    factory = eval(text.partition("mt.ensemble(")[2].rpartition(", mt.Packed")[0], {"Polynomials": Polynomials})
+    assert mt.ensemble(factory, mt.Packed(members=4), x).members == 4

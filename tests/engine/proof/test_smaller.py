@@ -78,6 +78,38 @@ def test_a_long_network_is_large(depth: int, large: bool, monkeypatch: pytest.Mo
     assert shapes(few) == shapes(many) == [[1, 8] if large else [2, 8]]
 
 
+class MixesInTraining(nn.Module):
+    """Adds features of other rows, as manifold mixup does, where there are any."""
+
+    def __init__(self, norm: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 4, 3, stride=2), norm, last
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.norm(self.first(x)).relu().mean((2, 3)))
+        if self.training and len(h) > 1:
+            h = h + h.roll(1, 0)
+        return self.head(h.relu())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4)], ids=lambda norm: type(norm).__name__)
+def test_what_several_rows_do_in_training_alone_needs_two_rows(norm: nn.Module) -> None:
+    example = smaller(MixesInTraining(norm, nn.Identity()), mt.Inputs(torch.randn(2, 3, 128, 128)), 0)
+    assert shapes(example) == [[2, 3, 16, 16]]
+
+
+def test_a_network_that_mixes_rows_in_training_trains_member_by_member() -> None:
+    """It was proved on one row, and its rows then ran in one pass."""
+    net, x = MixesInTraining(nn.GroupNorm(2, 4), nn.Linear(4, 4)), torch.randn(8, 3, 64, 64)
+    ens = mt.ensemble(net, mt.Masksembles(members=4, fewest=2), x, seed=0).train()
+    kwargs = ens.batch(x, torch.zeros(8)).kwargs
+    outputs = ens(x, **kwargs)
+    for place, m in enumerate(kwargs["rows"].flatten().tolist()):
+        own = slice(2 * place, 2 * place + 2)
+        torch.testing.assert_close(outputs[own], ens.member(m).train()(x[own]))
+
+
 def test_tensors_of_one_sequence_shrink_together() -> None:
     ids, mask = torch.randint(50, (2, 100)), torch.ones(2, 100)
     assert shapes(smaller(Tokens(), mt.Inputs(ids, mask), 0)) == [[1, 16], [1, 16]]

@@ -601,6 +601,28 @@ def test_a_shared_buffer_has_one_value_if_a_step_runs_one_draw(method: mt.Method
             ens(x)
 
 
+class WrittenRanges(Ranges):
+    """The same, but it writes into the buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.training:
+            self.largest.mul_(0.9).add_(0.1 * x.detach().max())
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        (mt.DropConnect(members=M, p=0.5), r"set a new one, self\.largest = \.\.\., and not write into it"),  # as in Ranges
+        (mt.BatchEnsemble(members=M), "leave it as it is"),
+    ],
+)
+def test_a_shared_buffer_that_forward_writes_into_may_be_set_if_members_are_draws(method: mt.Method, instead: str) -> None:
+    with pytest.raises(mt.ConversionError, match=f"largest is shared.*or have forward {instead}"):
+        mt.ensemble(WrittenRanges(), method, torch.randn(B, 4))
+
+
 class OnlyInTraining(torch.autograd.Function):
     """Has a backward in training mode alone, as reversible layers of Reformer."""
 

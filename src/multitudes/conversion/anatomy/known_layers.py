@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import is_pruned
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
@@ -164,6 +165,8 @@ def norm_hook(layer: nn.Module) -> Any:
 def without_norm(name: str, layer: nn.Module) -> str | None:
     """Returns what to type so that a layer of this name holds its weight, and computes none; None if it does."""
     place, hook = f"model.get_submodule({name!r})", norm_hook(layer)
+    if is_pruned(layer):
+        return f"torch.nn.utils.prune.remove({place}, 'weight')"
     if hook is not None:
         return f"torch.nn.utils.remove_{'weight' if isinstance(hook, WeightNorm) else 'spectral'}_norm({place})"
     return (
@@ -174,7 +177,7 @@ def without_norm(name: str, layer: nn.Module) -> str | None:
 def product_of(layer: nn.Module) -> Product | None:
     """Returns the product of a known layer, its output without the bias; None for a layer that is not known."""
     kind = plain_class(layer)
-    if replaced_forward(layer):
+    if replaced_forward(layer) or is_pruned(layer):
         return None
     if f"{kind.__module__}.{kind.__qualname__}" in TAUGHT:
         return _taught

@@ -28,6 +28,9 @@ SIZES = "hidden_size|intermediate_size|embed_dim|hidden_dim|d_model|d_ff|ffn_dim
 OTHERS = "class|label|num_|depth|layer|iter|step|args|drop"
 """Parts of names of arguments that are no widths."""
 
+BASES = "deg|order|grid|knot|freq"
+"""Parts of names of arguments that count the functions of a basis, as of splines: parameters have an axis of them."""
+
 FIXED = r"\b\w+\.(?:view|reshape)\(\s*-1\s*,\s*([\d *]+)\)"
 """Code that makes rows of a fixed number of entries: a thinner network would have fewer rows."""
 
@@ -99,6 +102,8 @@ def _widths(recipe: Recipe, structure: Structure, guessed: bool) -> Multiples:
 
 def _is_harmless(search: Search, path: Path) -> bool:
     """Whether half of a number gives other sizes of parameters, and the same outputs: a width, if not the only one."""
+    if re.search(BASES, ".".join(map(str, path))):
+        return False
     effect = search.effect((path,)) or {}
     return any(name in search.parameters for name, _ in effect) and not _fail(search, {path: search.heads(path)})
 

@@ -463,7 +463,7 @@ def _vmap_obstacle(engine: Engine, mode: str) -> str | None:
     if engine.traits.copy_per_member:
         return "backward runs forward again (checkpointing)"
     norms = batch_norms(engine.template)
-    bare = [n for n in engine.traits.coupled if (norm := norms[n]).weight is norm.running_mean is None]
+    bare = [n for n in engine.traits.coupled if norms[n].running_mean is norms[n]._parameters.get("weight") is None]
     if bare and mode == "train":
         return f"the shared BatchNorm {sorted(bare)[0]} has no tensor that identifies it (affine=False, no running statistics)"
     return None

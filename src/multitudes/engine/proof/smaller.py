@@ -68,7 +68,7 @@ def smaller(model: nn.Module, inputs: Inputs, batch_axis: BatchAxis) -> SmallExa
     if None not in axes(inputs, batch_axis):
         row = take_rows(inputs, batch_axis, torch.zeros(1, dtype=torch.long))
         alone = _covers(tracer, row, tracer.program(inputs), rows)
-        one = row if alone and (not batch_norms(model) or _trains_alone(tracer, row, inputs, rows)) else inputs
+        one = row if alone and _trains_alone(tracer, row, inputs, rows) else inputs
     return SmallExample(one, inputs, True, decisions, program.multiply_adds)
 
 
@@ -97,14 +97,14 @@ def _cut(inputs: Inputs, places: list[tuple[int, int]], size: int) -> Inputs | N
 
 
 def _trains_alone(tracer: Tracer, row: Inputs, inputs: Inputs, rows: int) -> bool:
-    """Whether one row trains as several do: BatchNorm layers normalise at least `VALUES` values of each channel."""
+    """Whether one row trains as several do: by the same program, with at least `VALUES` values of each channel in BatchNorm."""
     try:
         one, several = tracer.program(row, "train"), tracer.program(inputs, "train")
     except Exception:  # norms of one value per channel
         return False
     normed = [shapes[0] for name, shapes in zip(one.names, one.shapes, strict=True) if "batch_norm" in name]
-    values = [math.prod(shape) // shape[1] for shape in normed]
-    return bool(values) and min(values) >= VALUES and one.covers(several, rows)
+    values = min((math.prod(shape) // shape[1] for shape in normed), default=0 if batch_norms(tracer.model) else VALUES)
+    return values >= VALUES and one.covers(several, rows)
 
 
 def _covers(tracer: Tracer, inputs: Inputs, program: Program, rows: int | None = None) -> bool:

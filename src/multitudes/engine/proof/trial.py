@@ -398,7 +398,7 @@ class Trial:
             mutated.append(not all(torch.equal(a, b) for a, b in zip(call.tensors(), self.inputs.tensors(), strict=True)))
             clashes = [name for name in replay.clashes if name in shared]
             if clashes and engine.members > 1:
-                raise SharedWrite(clashes[0], in_place=True)
+                raise SharedWrite(clashes[0], in_place=True, draws=bool(drawn_names(twin.template)))
             write_back(engine, changed)
             return tree.stack(outputs)
 
