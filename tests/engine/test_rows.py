@@ -387,3 +387,42 @@ def test_rows_that_mix_in_training_need_norms_of_their_own(method: mt.Method) ->
     with pytest.raises(mt.errors.ConversionError, match=r"norm is shared.* Run every member on all rows: .*feed='all'"):
         mt.ensemble(Mixing(nn.BatchNorm1d(16)), method, torch.randn(4, 4), seed=0)
     assert mt.ensemble(Mixing(nn.BatchNorm1d(16)), replace(method, feed="all"), torch.randn(4, 4), seed=0)  # type: ignore[call-arg]
+
+
+class MixingAtRandom(Mixing):
+    """Adds features of rows that are drawn anew in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(self.norm(self.first(x)).relu())
+        return self.head((h + h[torch.randperm(len(h))] if self.training else h).relu())
+
+
+@BY_ROWS
+def test_rows_that_mix_at_random_stay_among_their_member(method: mt.Method) -> None:
+    """Noise keeps fold from being compared with the loop: whether members mix is tried by itself."""
+    x = torch.randn(8, 4)
+    with pytest.raises(mt.errors.ConversionError, match=r"norm is shared.* rows of other members show.*feed='all'"):
+        mt.ensemble(MixingAtRandom(nn.BatchNorm1d(16)), method, x, seed=0)
+    ens = mt.ensemble(MixingAtRandom(nn.LayerNorm(16)), method, x, seed=0).train()
+    kwargs, outputs = ens.batch(x, torch.zeros(8)).kwargs, []
+    for other in (x, torch.cat([x[:4], x[4:] + 1])):
+        torch.manual_seed(0)
+        outputs.append(ens(other, **kwargs))
+    torch.testing.assert_close(outputs[0][:4], outputs[1][:4])
+    assert not torch.allclose(outputs[0][4:], outputs[1][4:])
+
+
+class DroppingPaths(Mixing):
+    """Leaves out a branch for rows that are drawn anew: random, but no row sees another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).relu()
+        kept = (torch.rand(len(h), 1) < 0.5) if self.training else 1
+        return self.head(h + kept * self.second(h))
+
+
+@BY_ROWS
+def test_random_rows_that_do_not_mix_may_share_norms(method: mt.Method) -> None:
+    ens = mt.ensemble(DroppingPaths(nn.BatchNorm1d(16)), method, torch.randn(8, 4), seed=0).train()
+    batch = ens.batch(torch.randn(8, 4), torch.zeros(8))
+    assert ens(*batch.inputs, **batch.kwargs).shape == (8, 3)

@@ -7,6 +7,7 @@ not depend on how rows are split into batches.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from multitudes.engine.inputs import Inputs, axes
 from multitudes.engine.modules import copy_with, join_name, named_parts, note_names, registers_of
 from multitudes.engine.seeds import member_seeds
 from multitudes.engine.state import SEEDS, Engine
-from multitudes.errors import InputError
+from multitudes.errors import InputError, RunError, listed
 
 CHUNK = 256
 """The number of draws that are made and run at once when there are many."""
@@ -273,3 +274,22 @@ def reset_counts(engine: Engine, call: Inputs) -> list[torch.Size]:
         vars(layer)["at"] = 0  # a call that failed may have left another number
     pairs = zip(call.tensors(), axes(call, engine.batch_axis), strict=True)
     return [t.shape if a is None else t.shape[:a] + t.shape[a + 1 :] for t, a in pairs]
+
+
+class DrawWritten(RunError):
+    """Raised when forward writes into draws, whose memory all trial runs share."""
+
+
+@contextlib.contextmanager
+def only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
+    """Raises DrawWritten after a with-block that writes into draws, or puts others in their place (`replaced`)."""
+    draws = {name: template.get_buffer(name) for name in drawn_names(template)}
+    versions = {name: draw._version for name, draw in draws.items()}
+    try:
+        yield
+    finally:  # backward fails on what was written, and says less
+        written = sorted(n for n, draw in draws.items() if n in replaced or draw._version != versions[n])
+        if written:
+            raise DrawWritten(
+                f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
+            )

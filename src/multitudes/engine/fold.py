@@ -30,6 +30,9 @@ from multitudes.engine.state import Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
+MIXES = "rows of other members show"
+"""Why fold is wrong in training where a network mixes rows at random."""
+
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, on M times the rows. Shape: ``[M, B, ...]``."""

@@ -22,7 +22,7 @@ from multitudes.engine import (
     tree,
 )
 from multitudes.engine.choose import choose, draws_in_trunk, vmap_is_right
-from multitudes.engine.fold import owned_tensors
+from multitudes.engine.fold import MIXES, owned_tensors
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.rows import of_each_row, values_of
 from multitudes.engine.slots import run_slots_in_turn
@@ -162,10 +162,12 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
 def _rows_mix_in_training(engine: Engine) -> bool:
     """Whether rows see each other in training alone, as where forward mixes a batch: fold is right in eval mode only.
 
-    Then members' rows must run apart. Of a network that is random, or whose shared norms lie in members' layers, fold was not
-    compared in training.
+    Then members' rows must run apart. Of a random network fold was not compared in training, but it was tried whether rows mix.
+    Where shared norms lie in members' layers it was not compared either.
     """
-    if not engine.template.training or engine.traits.random or "fold" in engine.untried or forbidden(engine):
+    if not engine.template.training or "fold" in engine.untried or forbidden(engine):
+        return False
+    if engine.traits.random and engine.why.get("fold") != MIXES:
         return False
     return "fold" in engine.proven["eval"] and "fold" not in engine.proven["train"]
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
-from multitudes.engine.fold import forbidden
-from multitudes.engine.inputs import Inputs
+from multitudes.engine.fold import MIXES, forbidden, run_fold
+from multitudes.engine.inputs import Inputs, add_row
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors, note_names
-from multitudes.engine.proof.independence import quick_leaks
+from multitudes.engine.proof.independence import changed, quick_leaks
 from multitudes.engine.proof.outcome import (
     Outcome,
     clean_autograd,
@@ -57,6 +57,8 @@ BY_ROWS = ("fold", PER_MEMBER)
 """What calls that run each row by one member may need."""
 DEEP = 100
 """So many shared norms amplify rounding errors so much that comparing gradients with them would be in vain."""
+SEEDS = 6
+"""Trainings in which a random network may mix rows."""
 LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
 LATER_TOGETHER = "not tried in training yet, where a step runs one draw; it is tried at the first call that runs several"
 
@@ -412,6 +414,8 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     except Exception as error:
         slow = isinstance(error, UserWarning) and re.match(SLOW, str(error))
         return f"{_operation_in(str(error))} would run member by member" if slow else _reason(error)
+    if name == "fold" and mode == "train" and loop.random and _mixes_at_random(trial):
+        return MIXES
     if engine.traits.coupled and mode == "train":  # the loop gives another result with these norms: compare without them
         if name == "fold" and "vmap" in engine.proven["train"]:  # which agrees with the loop
             differs = trial.difference("fold", "vmap", mode)
@@ -498,6 +502,23 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
             return f"its noise {how} members, unlike the loop's"
     return None
+
+
+def _mixes_at_random(trial: Trial) -> bool:
+    """Whether fold mixes rows of members in some of a few trainings of a random network, without norms that see all rows.
+
+    NaN in the first member's tensors would show in others. A draw may leave rows where they are, so one is not enough.
+    """
+    engine, inputs = trial.engine, add_row(trial.inputs, trial.engine.batch_axis)
+    if engine.members < 2:
+        return False
+    for seed in range(SEEDS):
+        twin = trial.copy()
+        with contextlib.suppress(Exception), without_modules(twin.template, engine.traits.coupled), changed(twin, 0, "NaN"):
+            values = run_executor(run_fold, twin, inputs, "train", backward=False, seed=seed).values
+            if any(bool(value[1:].isnan().any()) for value in values):
+                return True
+    return False
 
 
 def _small(zeros: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ double precision decides where outcomes differ there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from multitudes.engine import tree
-from multitudes.engine.draws import drawn_names, unwritten_names
+from multitudes.engine.draws import DrawWritten, drawn_names, only_read, unwritten_names
 from multitudes.engine.fold import learn_output, learn_rows, run_fold
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.listening import Quick
@@ -409,7 +409,7 @@ class Trial:
             handles.append(
                 part.register_forward_pre_hook(lambda _, __, n=name: again_in_backward.update([n] if mutated else []))
             )
-        with _only_read(twin.template, written):
+        with only_read(twin.template, written):
             outcome = self._run(run, twin, self.inputs, mode)
         for handle in handles:
             handle.remove()
@@ -558,25 +558,6 @@ def trains_as_in_eval(copy: Callable[[], Engine], inputs: Inputs, evaluation: Ou
     except Exception:
         return False
     return all(torch.equal(a, b) for a, b in zip(values, evaluation.values, strict=True))
-
-
-class DrawWritten(RunError):
-    """Raised when forward writes into draws, whose memory all trial runs share."""
-
-
-@contextlib.contextmanager
-def _only_read(template: nn.Module, replaced: set[str]) -> Iterator[None]:
-    """Raises DrawWritten after a with-block that writes into draws, or puts others in their place (`replaced`)."""
-    draws = {name: template.get_buffer(name) for name in drawn_names(template)}
-    versions = {name: draw._version for name, draw in draws.items()}
-    try:
-        yield
-    finally:  # backward fails on what was written, and says less
-        written = sorted(n for n, draw in draws.items() if n in replaced or draw._version != versions[n])
-        if written:
-            raise DrawWritten(
-                f"forward writes into {listed(written)}, which holds draws: make draws in draw(), and only read them"
-            )
 
 
 def plain_member(engine: Engine, m: int) -> nn.Module:
