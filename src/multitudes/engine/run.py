@@ -22,7 +22,7 @@ from multitudes.engine import (
     tree,
 )
 from multitudes.engine.choose import choose, draws_in_trunk, vmap_is_right
-from multitudes.engine.fold import MIXES, owned_tensors
+from multitudes.engine.fold import BUFFER, MIXES, NOT_TRIED, owned_tensors
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.rows import of_each_row, values_of
 from multitudes.engine.slots import run_slots_in_turn
@@ -163,11 +163,12 @@ def _rows_mix_in_training(engine: Engine) -> bool:
     """Whether rows see each other in training alone, as where forward mixes a batch: fold is right in eval mode only.
 
     Then members' rows must run apart. Of a random network fold was not compared in training, but it was tried whether rows mix.
-    Where shared norms lie in members' layers it was not compared either.
+    Where shared norms lie in members' layers it was not compared either. A buffer that sums up all rows is no mix of these.
     """
     if not engine.template.training or "fold" in engine.untried or forbidden(engine):
         return False
-    if engine.traits.random and engine.why.get("fold") != MIXES:
+    why = engine.why.get("fold", "")
+    if why == NOT_TRIED or why.startswith(BUFFER) or (engine.traits.random and why != MIXES):
         return False
     return "fold" in engine.proven["eval"] and "fold" not in engine.proven["train"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
-from multitudes.engine.fold import MIXES, forbidden, run_fold
+from multitudes.engine.fold import MIXES, NOT_TRIED, forbidden, run_fold
 from multitudes.engine.inputs import Inputs, add_row
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
@@ -396,7 +396,7 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     """Returns why an executor is not right in a mode; None if it is right."""
     engine, loop, apart = trial.engine, trial.loop(mode), False
     if loop is None:
-        return f"the model does not run in {mode} mode on this example"
+        return NOT_TRIED
     if not engine.owned:
         return "no tensor has a member axis"
     known = _vmap_obstacle(engine, mode) if name == "vmap" else _fold_obstacle(engine, mode)

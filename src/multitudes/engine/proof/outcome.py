@@ -15,6 +15,7 @@ from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.counting import NO_HOOKS
 from multitudes.engine.draws import unwritten_names
+from multitudes.engine.fold import BUFFER
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.listening import Listening
@@ -380,7 +381,7 @@ def difference(outcome: Outcome, expected: Outcome, tolerance: float | None = No
     pairs = [("output", a, b, False) for a, b in zip(outcome.values, expected.values, strict=True)]
     pairs += [(f"the gradient of {n}", outcome.gradients[n], expected.gradients[n], True) for n in sorted(both)]
     buffers = {n: b for n, b in expected.buffers.items() if not _same_mean(n, outcome.buffers[n], expected)}
-    pairs += [(f"buffer {n}", outcome.buffers[n], b, False) for n, b in buffers.items()]
+    pairs += [(f"{BUFFER}{n}", outcome.buffers[n], b, False) for n, b in buffers.items()]
     flips = tolerance is not None
     unequal = [pair for pair in pairs if pair[1].dtype != pair[2].dtype or not torch.equal(pair[1], pair[2])]
     steepest = max((_size(g) for g in expected.gradients.values()), default=0.0) if unequal else 0.0
