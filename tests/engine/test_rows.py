@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -398,12 +399,14 @@ class MixingAtRandom(Mixing):
 
 
 @BY_ROWS
-def test_rows_that_mix_at_random_stay_among_their_member(method: mt.Method) -> None:
-    """Noise keeps fold from being compared with the loop: whether members mix is tried by itself."""
+def test_rows_that_mix_at_random_stay_among_their_member(method: mt.Method, tmp_path: Path) -> None:
+    """Noise keeps fold from being compared with the loop: whether members mix is tried by itself, and files keep it."""
     x = torch.randn(8, 4)
     with pytest.raises(mt.errors.ConversionError, match=r"norm is shared.* rows of other members show.*feed='all'"):
         mt.ensemble(MixingAtRandom(nn.BatchNorm1d(16)), method, x, seed=0)
-    ens = mt.ensemble(MixingAtRandom(nn.LayerNorm(16)), method, x, seed=0).train()
+    ens = mt.ensemble(MixingAtRandom(nn.LayerNorm(16)), method, x, seed=0)
+    mt.save(ens, tmp_path / "a.multitude")
+    ens = mt.load(tmp_path / "a.multitude", MixingAtRandom(nn.LayerNorm(16))).train()
     kwargs, outputs = ens.batch(x, torch.zeros(8)).kwargs, []
     for other in (x, torch.cat([x[:4], x[4:] + 1])):
         torch.manual_seed(0)

@@ -30,13 +30,6 @@ from multitudes.engine.state import Engine, call
 from multitudes.engine.tree import Tree
 from multitudes.errors import RunError
 
-MIXES = "rows of other members show"
-"""Why fold is wrong in training where a network mixes rows at random."""
-BUFFER = "buffer "
-"""How the reason begins where all else agrees: a buffer sums up the rows of all members, as intended."""
-NOT_TRIED = "members do not run in training mode on this example"
-"""Why fold is not compared in training: without rows of their own, members would set a shared buffer to different values."""
-
 
 def run_fold(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
     """Runs all members at once, on M times the rows. Shape: ``[M, B, ...]``."""

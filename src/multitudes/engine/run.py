@@ -22,7 +22,7 @@ from multitudes.engine import (
     tree,
 )
 from multitudes.engine.choose import choose, draws_in_trunk, vmap_is_right
-from multitudes.engine.fold import BUFFER, MIXES, NOT_TRIED, owned_tensors
+from multitudes.engine.fold import owned_tensors
 from multitudes.engine.inputs import Inputs, count_rows
 from multitudes.engine.rows import of_each_row, values_of
 from multitudes.engine.slots import run_slots_in_turn
@@ -141,7 +141,7 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
     if engine.traits.vmap_per_member and (engine.drawn or coupled):
         with engine.with_draws(engine.tensors_of_rows(members.flatten().repeat_interleave(each))):
             return run_vmap_rows(engine, call)
-    mixed = _rows_mix_in_training(engine)
+    mixed = engine.template.training and engine.traits.mixes_rows
     if takes_rows(engine) and not mixed:
         return run_fold_each_row(engine, call, members.flatten(), each)
     if each > 1 and _blocks_run_together(engine, len(members)):
@@ -157,20 +157,6 @@ def run_by_rows(engine: Engine, call: Inputs, members: Tensor, per_member: bool)
         )
     members = members if torch.compiler.is_compiling() else values_of(members)  # a search on a GPU would wait for it
     return (run_fold_rows if shared else run_loop_rows)(engine, call, members.flatten().repeat_interleave(each))
-
-
-def _rows_mix_in_training(engine: Engine) -> bool:
-    """Whether rows see each other in training alone, as where forward mixes a batch: fold is right in eval mode only.
-
-    Then members' rows must run apart. Of a random network fold was not compared in training, but it was tried whether rows mix.
-    Where shared norms lie in members' layers it was not compared either. A buffer that sums up all rows is no mix of these.
-    """
-    if not engine.template.training or "fold" in engine.untried or forbidden(engine):
-        return False
-    why = engine.why.get("fold", "")
-    if why == NOT_TRIED or why.startswith(BUFFER) or (engine.traits.random and why != MIXES):
-        return False
-    return "fold" in engine.proven["eval"] and "fold" not in engine.proven["train"]
 
 
 def _blocks_run_together(engine: Engine, blocks: int) -> bool:

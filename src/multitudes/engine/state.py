@@ -81,6 +81,8 @@ class Traits:
     """Values decide how many entries a tensor has (a boolean mask, nonzero), so rows may have different numbers of entries."""
     backward_in_eval: bool = True
     """Backward runs in eval mode too. Reversible layers have one in training mode alone: gradients are compared there."""
+    mixes_rows: bool = False
+    """Rows see each other in training, and not in eval mode: in training, rows of different members must run apart."""
 
 
 @dataclass

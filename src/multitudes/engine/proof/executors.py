@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
-from multitudes.engine.fold import MIXES, NOT_TRIED, forbidden, run_fold
+from multitudes.engine.fold import forbidden, run_fold
 from multitudes.engine.inputs import Inputs, add_row
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors, note_names
 from multitudes.engine.proof.independence import changed, quick_leaks
 from multitudes.engine.proof.outcome import (
+    BUFFER,
     Outcome,
     clean_autograd,
     difference,
@@ -59,6 +60,8 @@ DEEP = 100
 """So many shared norms amplify rounding errors so much that comparing gradients with them would be in vain."""
 SEEDS = 6
 """Trainings in which a random network may mix rows."""
+MIXES = "rows of other members show"
+"""Why fold is wrong in training where a network mixes rows at random."""
 LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
 LATER_TOGETHER = "not tried in training yet, where a step runs one draw; it is tried at the first call that runs several"
 
@@ -212,6 +215,8 @@ def _prove_mode(trial: Trial, engine: Engine, mode: str, tried: frozenset[str]) 
             trial.engine.proven[mode] = tuple(proven)
         else:
             engine.why.setdefault(name, why)
+            if name == "fold" and mode == "train":
+                trial.engine.traits = replace(trial.engine.traits, mixes_rows=_mixes_rows(trial, why))
     trial.engine.proven[mode] = tuple(proven)
 
 
@@ -396,7 +401,7 @@ def _obstacle(trial: Trial, name: str, mode: str) -> str | None:
     """Returns why an executor is not right in a mode; None if it is right."""
     engine, loop, apart = trial.engine, trial.loop(mode), False
     if loop is None:
-        return NOT_TRIED
+        return f"the model does not run in {mode} mode on this example"
     if not engine.owned:
         return "no tensor has a member axis"
     known = _vmap_obstacle(engine, mode) if name == "vmap" else _fold_obstacle(engine, mode)
@@ -467,7 +472,7 @@ def _vmap_obstacle(engine: Engine, mode: str) -> str | None:
     if engine.traits.copy_per_member:
         return "backward runs forward again (checkpointing)"
     norms = batch_norms(engine.template)
-    bare = [n for n in engine.traits.coupled if norms[n].running_mean is norms[n]._parameters.get("weight") is None]
+    bare = [n for n in engine.traits.coupled if norms[n]._parameters.get("weight") is None and norms[n].running_mean is None]
     if bare and mode == "train":
         return f"the shared BatchNorm {sorted(bare)[0]} has no tensor that identifies it (affine=False, no running statistics)"
     return None
@@ -502,6 +507,17 @@ def _noise_obstacle(executor: Callable[..., Any], engine: Engine, inputs: Inputs
             how = "differs between" if torch.equal(a[0], a[1]) else "is the same for all"
             return f"its noise {how} members, unlike the loop's"
     return None
+
+
+def _mixes_rows(trial: Trial, why: str) -> bool:
+    """Whether fold is right in eval mode and wrong in training, for the reason `why`, since rows see each other there.
+
+    A buffer that sums up the rows of all members is as intended. Noise tells nothing: mixing at random was tried by itself.
+    """
+    engine, loop = trial.engine, trial.loop("train")
+    if loop is None or "fold" not in engine.proven["eval"] or forbidden(engine):
+        return False
+    return why == MIXES if loop.random else not why.startswith(BUFFER)
 
 
 def _mixes_at_random(trial: Trial) -> bool:

@@ -15,7 +15,6 @@ from multitudes.engine import tree
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.counting import NO_HOOKS
 from multitudes.engine.draws import unwritten_names
-from multitudes.engine.fold import BUFFER
 from multitudes.engine.inputs import Inputs, fresh_inputs
 from multitudes.engine.kernels.ways import fp32_precisions
 from multitudes.engine.listening import Listening
@@ -32,6 +31,10 @@ FLIP = 0.02
 """With flips, few entries may differ by this part of the largest one."""
 DOUBLE_LIMIT = 200_000_000
 """Templates with more numbers than this are compared in the model's precision, not in double."""
+
+
+BUFFER = "buffer "
+"""How a difference begins if outputs and gradients agree, and what forward stored does not."""
 
 
 @dataclass(frozen=True)

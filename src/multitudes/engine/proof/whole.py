@@ -14,6 +14,8 @@ from multitudes.errors import RunError
 
 NAMES = ("coupled", "written_buffers", "slot_norms")
 """Traits that name parts of the network: the whole network shows its own, which must agree with those of the copy."""
+TRIED = ("vmap_per_member", "fold_per_member", "backward_in_eval", "mixes_rows")
+"""Traits that only the copy shows: forward passes of the whole network do not."""
 
 
 def run_whole(engine: Engine, inputs: Inputs, part: Engine, same: bool) -> Engine:
@@ -61,8 +63,7 @@ def _agreed(whole: Traits, part: Engine) -> Traits:
     """
     inside = {name for name, _ in part.template.named_modules()} | part.registers.keys()
     names = {key: getattr(whole, key) for key in NAMES}
-    known = ("vmap_per_member", "fold_per_member", "backward_in_eval")  # forward passes of the whole network do not show them
-    traits = replace(whole, random=whole.random or part.traits.random, **{key: getattr(part.traits, key) for key in known})
+    traits = replace(whole, random=whole.random or part.traits.random, **{key: getattr(part.traits, key) for key in TRIED})
     if replace(traits, **{key: value & inside for key, value in names.items()}) != part.traits:
         raise RunError("the whole network has other traits than its shallower copy")
     return traits
