@@ -233,6 +233,16 @@ def test_what_cannot_be_timed_is_refused(slow: tuple[mt.Ensemble, torch.Tensor])
         mt.cost(ens.requires_grad_(False), x, repeats=1, training=True)
 
 
+def test_an_ensemble_in_another_precision() -> None:
+    """The base model is measured in that of the ensemble."""
+    case = ZOO["resnet"]
+    ens = convert(mt.Packed(), case).float()
+    x = case.example(8).refill([tensor.float() for tensor in case.example(8).tensors()])
+    measured = mt.cost(ens, x, repeats=1, training=True)
+    assert measured.base.step is not None
+    assert measured.base.memory == mt.cost(convert(mt.Packed(), case), case.example(8), repeats=1).base.memory / 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["32", "bf16", "fp16"])
 def test_every_precision_is_timed_on_a_gpu(precision: Any) -> None:

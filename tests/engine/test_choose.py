@@ -12,6 +12,7 @@ from torch import nn
 
 import multitudes as mt
 from multitudes.engine import EXECUTORS, run_fold
+from multitudes.engine import run as running
 from multitudes.engine.choose import choose, draws_in_trunk, is_exporting, vmap_is_right
 from multitudes.engine.run import FEW_BYTES, FULL_BYTES
 
@@ -92,7 +93,7 @@ def kernels() -> nn.Module:
 
 
 class TestMembersThatFillAGPU:
-    """Networks of matrices run in turn, unless chunk= or tune says otherwise, or members share something."""
+    """Networks of matrices run in turn, unless chunk= or tune says otherwise, or members share much."""
 
     def calls(self, ens: mt.Ensemble, monkeypatch: pytest.MonkeyPatch, per_member: bool = False) -> list[str]:
         """Returns the executors of a step, after comparing its outputs and gradients with those of both."""
@@ -132,7 +133,7 @@ class TestMembersThatFillAGPU:
 
     @pytest.mark.parametrize(
         ("net", "keep", "setting"),
-        [(kernels, [], None), (matrices, ["0"], None), (matrices, [], ("tuned", {"cuda": {}})), (matrices, [], ("chunk", M))],
+        [(kernels, [], None), (matrices, ["3"], None), (matrices, [], ("tuned", {"cuda": {}})), (matrices, [], ("chunk", M))],
     )
     def test_others(
         self,
@@ -146,6 +147,27 @@ class TestMembersThatFillAGPU:
         if setting:
             setattr(ens.engine, *setting)
         assert self.calls(ens, monkeypatch) == ["vmap"]
+
+    @pytest.mark.parametrize("full", [True, False])
+    @pytest.mark.parametrize("method", [mt.BatchEnsemble(members=M, feed="part"), mt.MultiHead(members=M)])
+    def test_predictions_of_shared_weights(self, method: mt.Method, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In turn if each layer multiplies for each member apart: otherwise common work would be done again."""
+        x, ran = torch.randn(B, 4, 3), []  # type: Tensor, list[str]
+        ens = mt.ensemble(matrices(), method, x, seed=0).eval()
+        ens.prove_later(["vmap"])
+        wanted, apart = ens(x), isinstance(method, mt.BatchEnsemble)
+        for name, executor in EXECUTORS.items():
+            monkeypatch.setitem(EXECUTORS, name, functools.partial(self.noted, ran, name, executor))
+        monkeypatch.setattr(type(ens.engine), "device_type", "cuda")
+        monkeypatch.setattr(running, "FEW_BYTES", 0)
+        ens.engine.picked = dict.fromkeys(("train", "eval"), "vmap")
+        ens.engine.input_bytes = (2.0 if full else 0.5) * FULL_BYTES["eval"] / x.numel()
+        torch.testing.assert_close(ens(x), wanted)
+        assert ens.engine.shares_work() != apart
+        assert ran == ["loop" if apart and full else "vmap"]
+        ens.engine.input_bytes *= 2
+        ens.train()(x)
+        assert ran[1:] == ["vmap"]
 
 
 @pytest.mark.parametrize(("training", "few"), [(True, 2), (False, 3)])

@@ -330,6 +330,38 @@ class TestBlocksTogether:
         compiled = torch.compile(ens, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, rows=names), wanted)
 
+    def test_members_that_hold_constants(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Masks of members are constants, of which blocks take copies. Statistics of members would be lost with a copy."""
+        net, x = Attending().double(), torch.randn(8, 5, 8, dtype=torch.float64)
+        ens = mt.ensemble(net, mt.Masksembles(members=M, fewest=2, feed="part"), x, seed=0).train()
+        assert ens.engine.owned and not running.takes_rows(ens.engine) and not ens.engine.writes_owned()
+        names, found = torch.tensor([[2], [0], [0], [1]]), []
+        for device in ("cpu", "cuda"):
+            monkeypatch.setattr(type(ens.engine), "device_type", device)
+            assert running._blocks_run_together(ens.engine, len(names)) == (device == "cuda")
+            ens.zero_grad()
+            y = ens(x, rows=names)
+            y.square().sum().backward()
+            found.append((y.detach(), {n: p.grad for n, p in ens.named_parameters()}))
+        torch.testing.assert_close(*found)
+        normed = mt.ensemble(nn.Sequential(Attending(), nn.BatchNorm1d(3)).double(), mt.MultiHead(members=M), x, seed=0)
+        assert "1.running_mean" in normed.engine.owned and normed.engine.writes_owned()
+        assert not running._blocks_run_together(normed.engine, len(names))
+
+
+class Attending(nn.Module):
+    """Attention between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Linear(8, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        output: Tensor = self.head((y + self.attention(y, y, y, need_weights=False)[0]).mean(1))
+        return output
+
 
 class CalledTwice(nn.Module):
     """A BatchNorm that is called twice, and one in eval mode."""

@@ -229,12 +229,16 @@ def _cost_row(
 
 
 def _materialised(skeleton: nn.Module, ensemble: Ensemble) -> nn.Module:
-    """Returns the base model with arbitrary weights, on the ensemble's devices: its speed does not depend on their values."""
-    devices = {name: tensor.device for name, tensor in named_tensors(ensemble.template)}
-    default = next(iter(devices.values()))
+    """Returns the base model with arbitrary weights: its speed does not depend on their values.
+
+    They have the devices and precisions that the ensemble's have now.
+    """
+    own = dict(named_tensors(ensemble.template))
+    default = next(iter(own.values()))
     values = {}
     for name, tensor in named_tensors(skeleton):
-        weight = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=tensor.dtype, device=devices.get(name, default))
+        weight, like = isinstance(tensor, nn.Parameter) and tensor.is_floating_point(), own.get(name, default)
+        dtype = like.dtype if tensor.is_floating_point() and like.is_floating_point() else tensor.dtype
+        value = torch.full(tensor.shape, 0.02 if weight else 0, dtype=dtype, device=like.device)
         values[name] = as_same_kind(tensor, value)
     return copy_with(skeleton, values)

@@ -87,14 +87,17 @@ def _member_fills_device(engine: Engine, call: Inputs, per_member: bool) -> bool
     A batched product of matrices adds biases, and members' norms scale, in passes of their own, which one network needs not.
     Convolutions of all members need no such passes, and members that share something compute it once.
     """
-    if not _may_choose(engine) or engine.shares:
+    if not _may_choose(engine) or (engine.shares and (engine.template.training or engine.shares_work())):
+        return False
+    if engine.shared_norms and batch_coupled(engine, per_member):
         return False
     if bytes_of_member(engine, call, per_member) < FULL_BYTES["train" if engine.template.training else "eval"]:
         return False
     sizes = {True: 0, False: 0}
-    for tensor in engine.parameters().values():
-        if tensor.ndim > 2:  # with the axis of members
-            sizes[tensor.ndim == 3] += tensor.numel()
+    for name, tensor in engine.parameters().items():
+        ndim = tensor.ndim - (name in engine.owned)
+        if ndim > 1:
+            sizes[ndim == 2] += tensor.numel()
     return sizes[True] > sizes[False]
 
 
@@ -167,8 +170,7 @@ def _blocks_run_together(engine: Engine, blocks: int) -> bool:
     """
     together = torch.compiler.is_compiling() or engine.device_type != "cpu"
     few = engine.shares and engine.chunk is None and blocks <= 2 * engine.members
-    read_only = engine.owned <= engine.parameter_places.keys()  # a copy's buffers would be lost
-    return together and few and read_only and vmap_is_right(engine, per_member=True)
+    return together and few and not engine.writes_owned() and vmap_is_right(engine, per_member=True)  # writes would be lost
 
 
 def _checked_members(engine: Engine, call: Inputs, members: Tensor) -> tuple[Tensor, int]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from multitudes.engine import tree
 from multitudes.engine.inputs import BatchAxis, Inputs
 from multitudes.engine.modules import (
+    Paths,
     batch_norms,
     constant,
     copy_with,
@@ -201,6 +202,22 @@ class Engine:
         return [(name, bool(getattr(type(parts[name]), "takes_rows", False))) for name in outermost]
 
     @constant
+    def writes_owned(self) -> bool:
+        """Whether forward may write into buffers of members: those of norms, and others that it was seen to write into."""
+        norms = {join_name(name, key) for name, norm in batch_norms(self.template).items() for key in norm._buffers}
+        return not self.owned.isdisjoint(norms | self.traits.written_buffers)
+
+    @constant
+    def shares_work(self) -> bool:
+        """Whether a tenth of the weights or more multiplies the same for all members, in layers without tensors of members."""
+        owners = frozenset(owning_module(name) for name in self.owned if name != SEEDS)
+        sizes = {
+            name: tensor.numel() for name, tensor in self.parameters().items() if tensor.ndim > 1 and name not in self.owned
+        }
+        shared = sum(size for name, size in sizes.items() if not inside(owning_module(name), owners))
+        return 10 * shared >= sum(tensor.numel() for tensor in self.parameters().values())
+
+    @constant
     def batch_counters(self) -> list[str]:
         """Names the shared counters of batches that forward only counts up: layers of torch with a fixed momentum."""
         layers = {name: part for name, part in batch_norms(self.template).items() if type(part) in COUNTING}
@@ -208,15 +225,14 @@ class Engine:
         return sorted(names & self.buffer_places.keys() - self.owned)
 
     @constant
-    def places(self, kind: str) -> list[tuple[str, tuple[str, ...], str]]:
-        """Returns the name, the path and the key of each tensor of one kind, "_parameters" or "_buffers"."""
-        first = {name: places[0] for name, places in self.paths.items()}
-        return [(name, path, key) for name, (path, own, key) in first.items() if own == kind]
+    def places(self, kind: str) -> list[tuple[tuple[str, ...], list[tuple[str, str]]]]:
+        """Returns the path of each module with tensors of one kind, "_parameters" or "_buffers", and their names and keys."""
+        return _by_module({name: places[:1] for name, places in self.paths.items() if places[0][1] == kind}, kind)
 
     @constant
-    def places_of(self, name: str) -> list[tuple[tuple[str, ...], str, str]]:
-        """Returns the places of a tensor as `paths_of` does."""
-        return self.paths[name]
+    def places_of(self, names: tuple[str, ...], kind: str) -> list[tuple[tuple[str, ...], list[tuple[str, str]]]]:
+        """Returns all places of some tensors in the form of `places`."""
+        return _by_module({name: self.paths[name] for name in names}, kind)
 
     def _read(self, kind: str) -> dict[str, Tensor]:
         """Returns the tensors of one kind, for a trace: by way of the modules, as these read them in forward.
@@ -224,7 +240,12 @@ class Engine:
         If a trace came to a dict by two ways, each compiled call would check that they still lead to the same dict: for a
         ResNet-18 half the time of all checks.
         """
-        return {name: register_at(self.template, path, kind)[key] for name, path, key in self.places(kind)}
+        found = {}
+        for path, named in self.places(kind):
+            register = register_at(self.template, path, kind)
+            for name, key in named:
+                found[name] = register[key]
+        return found
 
     def has_backward(self, mode: str) -> bool:
         """Whether the network has a backward in this mode."""
@@ -266,13 +287,15 @@ class Engine:
 
         Counters of batches are left out in eval mode, where nothing reads or writes them.
         """
-        buffers = self.buffers()
         if torch.compiler.is_compiling():
+            if not self.template.training:
+                return {}
             names = {name for name in self.uniform if name.endswith("num_batches_tracked")}
-        else:
-            if any(buffers[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
-                self.refresh()
-            names = set(self.uniform) - self.drawn.keys()
+            return {name: buffer[0].clone() for name, buffer in self.buffers().items() if name in names}
+        buffers = self.buffers()
+        if any(buffers[n]._version != v for n, v in self.versions.items() if n not in self.drawn):
+            self.refresh()
+        names = set(self.uniform) - self.drawn.keys()
         if not self.template.training:
             names = {name for name in names if not name.endswith("num_batches_tracked")}
         return {name: buffers[name][0].clone() for name in buffers if name in names}
@@ -318,17 +341,19 @@ def _traced_call(engine: Engine, tensors: dict[str, Tensor], inputs: Inputs) -> 
     assert engine.structure  # read here, so that dynamo compiles ensembles of another structure apart
     counted = {name: tensors[name] for name in engine.batch_counters() if name in tensors} if engine.template.training else {}
     counts = {name: torch.zeros_like(counter) for name, counter in counted.items()}
-    tensors, stored = {**tensors, **counts}, []
+    tensors, stored = {**tensors, **counts} if counts else tensors, []
     try:
-        for name, tensor in tensors.items():
-            for path, kind, key in engine.places_of(name):
-                register = register_at(engine.template, path, kind)
-                stored.append((register, key, register[key]))
-                register[key] = tensor
+        for kind in ("_parameters", "_buffers"):
+            for path, named in engine.places_of(tuple(tensors), kind):
+                register, before = register_at(engine.template, path, kind), {}
+                for name, key in named:
+                    before[key] = register[key]
+                    register[key] = tensors[name]
+                stored.append((register, before))
         output = engine.template(*inputs.args, **inputs.kwargs)
     finally:
-        for register, key, before in stored:
-            register[key] = before
+        for register, before in stored:
+            register.update(before)
     if counts:
         torch._foreach_add_(list(counted.values()), list(counts.values()))
     return output
@@ -380,6 +405,16 @@ def _without_flattening(parts: list[nn.RNNBase]) -> Iterator[None]:
     with warnings.catch_warnings(), with_attribute(parts, "flatten_parameters", _do_nothing):
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
         yield
+
+
+def _by_module(paths: Paths, kind: str) -> list[tuple[tuple[str, ...], list[tuple[str, str]]]]:
+    """Returns, for each module that holds some of the places, its path, and the names and keys of its tensors of one kind."""
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, places in paths.items():
+        for path, own, key in places:
+            if own == kind:
+                found.setdefault(path, []).append((name, key))
+    return list(found.items())
 
 
 def _do_nothing() -> None:

@@ -59,8 +59,8 @@ def run_vmap(engine: Engine, inputs: Inputs, per_member: bool = False) -> Tree:
         size = engine.members if whole else chunk_of(engine, slot(inputs, engine.batch_axis, 0) if per_member else inputs)
         parts = [_run_chunk(engine, inputs, per_member, at, size) for at in range(0, engine.members, size)]
     output, counts = parts[0]
-    buffers = engine.buffers()
     if counts:  # in place, so that all members get them
+        buffers = engine.buffers()
         with torch.no_grad():
             torch._foreach_copy_([buffers[n] for n in counts], [v.expand_as(buffers[n]) for n, v in counts.items()])
     if len(parts) == 1:
@@ -129,8 +129,10 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
         counts = engine.common_counts()
         before = {} if traced else {name: write_mark(value) for name, value in counts.items()}
     split = engine.owned | engine.summed if per_member else engine.owned
-    owned = [(n, t) for n, t in [*engine.parameters().items(), *buffers.items()] if n in split and n not in counts]
-    stacked = {name: tensor if size == engine.members else tensor[chunk] for name, tensor in owned}
+    stacked = {}
+    for name, tensor in [*engine.parameters().items(), *buffers.items()]:
+        if name in split and name not in counts:
+            stacked[name] = tensor if size == engine.members else tensor[chunk]
     if engine.traits.written_buffers:  # a compiled call checks each look-up every time
         stacked.update({name: stacked[name].clone() for name in stacked if name in engine.traits.written_buffers})
     dims = [0 if per_member and axis is not None else None for axis in axes(inputs, engine.batch_axis)]
@@ -143,7 +145,7 @@ def _run_chunk(engine: Engine, inputs: Inputs, per_member: bool, at: int, size: 
     def run_member(*tensors: Tensor) -> tuple[Tensor, ...]:  # a flat tuple: torch takes long for nested arguments
         mine, slots = dict(zip(stacked, tensors, strict=False)), iter(tensors[len(stacked) :])
         own = [t if dim is None else next(slots) for t, dim in zip(values, dims, strict=True)]
-        output, changed = call(engine, {**mine, **counts}, inputs.refill(own))
+        output, changed = call(engine, {**mine, **counts} if counts else mine, inputs.refill(own))
         structure[:], names[:] = [output], list(changed)
         return *tree.tensors(output), *changed.values()
 

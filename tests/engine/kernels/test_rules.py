@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multitudes.engine.kernels import Together
-from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, RAISED
+from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA, RAISED
+from multitudes.engine.kernels.noise import DROPOUTS
+from multitudes.engine.kernels.pointwise import NAMES
+from multitudes.engine.kernels.rules import PLAIN, RULES
 
 X = torch.randn(2, 4, 4, 4, 4)
 ARGUMENTS = {
@@ -71,6 +74,29 @@ def test_attention_modules_inside() -> None:
         found = torch.func.vmap(lambda rows: layer(rows, rows, rows, need_weights=False)[0])(x)
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found[1], wanted, rtol=2**-5, atol=2**-5)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_attention_of_what_all_members_see(masks: bool) -> None:
+    """Where the input is common, projections of members lie side by side: heads and rows cannot be joined without a copy."""
+    layer, x, other = nn.MultiheadAttention(8, 2, kdim=6, vdim=6), torch.randn(3, 5, 8), torch.randn(3, 5, 6)
+    matrices = torch.randn(4, 8, 8), torch.randn(4, 8, 6)
+    mask = torch.zeros(5, 3, dtype=torch.bool).index_fill(1, torch.tensor([2]), True) if masks else None
+
+    def run(q: Tensor, k: Tensor) -> Tensor:
+        given = {"key_padding_mask": mask, "need_weights": masks}
+        output: Tensor = torch.func.functional_call(layer, {"q_proj_weight": q, "k_proj_weight": k}, (x, other, other), given)[
+            0
+        ]
+        return output
+
+    with Together():
+        found = torch.func.vmap(run)(*matrices)
+    torch.testing.assert_close(found, torch.stack([run(q, k) for q, k in zip(*matrices, strict=True)]))
+
+
+def test_functions_that_run_as_they_are_have_no_rule() -> None:
+    assert not PLAIN & {*ON_CPU, *ON_CUDA, *(getattr(func, "__name__", "") for func in (*RULES, *NAMES, *DROPOUTS))}
 
 
 def test_pooling_to_one_pixel() -> None:

@@ -38,6 +38,37 @@ def test_rules_of_thumb() -> None:
     assert fastest(replace(THERE, kernel=(1, 1), padding=(0, 0))) == "product"
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "trains", "wanted"),
+    [
+        (512, 1, False, "block"),
+        (513, 1, False, "grouped"),
+        (256, 1, True, "block"),
+        (257, 1, True, "each"),
+        (4, 3, True, "grouped"),
+    ],
+)
+def test_rules_of_single_precision(
+    channels: int, kernel: int, trains: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default torch lets a GPU round single precision in convolutions, and not in products, which are slow."""
+    one = replace(
+        THERE,
+        dtype=torch.float32,
+        channels=channels,
+        out=600,
+        kernel=(kernel, kernel),
+        padding=(kernel // 2,) * 2,
+        trains=trains,
+    )
+    assert ways.fp32_precisions()[1] != "tf32"
+    monkeypatch.setattr(ways, "fp32_precisions", lambda: ("tf32", "ieee"))
+    assert fastest(one) == wanted
+    assert fastest(replace(one, channels_last=False)) == "grouped"
+    monkeypatch.setattr(ways, "fp32_precisions", lambda: ("tf32", "tf32"))
+    assert fastest(one) == ("product" if kernel == 1 else "grouped")
+
+
 def test_what_was_measured_counts(tmp_path: Path) -> None:
     """In this process, and from disk in the next; on a CPU nothing is measured."""
     remember({THERE.key(): "each", HERE.key(): "each"})

@@ -18,7 +18,7 @@ from torch.nn.utils.prune import is_pruned
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
-from multitudes.engine.modules import inside, kept_modes
+from multitudes.engine.modules import constant, inside, kept_modes
 from multitudes.engine.rows import in_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -117,7 +117,12 @@ def pads_as_tensorflow(layer: Any) -> bool:
 
 def taught_name(layer: nn.Module) -> str | None:
     """Returns the key of a layer in `TAUGHT`, also if it is converted; None for other layers."""
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(layer).__mro__)
+    return _taught_name(type(layer))
+
+
+@constant
+def _taught_name(kind: type) -> str | None:
+    names = (f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__)
     return next((name for name in names if name in TAUGHT), None)
 
 
@@ -212,11 +217,11 @@ def along_channels(layer: nn.Module, values: Tensor, x: Tensor) -> Tensor:
     trailing = len(getattr(layer, "kernel_size", ()))
     values = in_dtype(values, x.dtype)  # under autocast outputs have a narrower dtype than parameters, and must keep it
     if values.ndim == 1:
-        return values.view(-1, *(1 for _ in range(trailing)))
+        return values.view(-1, *[1] * trailing)
     between = x.ndim - 2 - trailing
     if x.shape[0] != values.shape[0]:
         values = values.repeat_interleave(x.shape[0] // values.shape[0], 0)
-    return values.view(x.shape[0], *(1 for _ in range(between)), values.shape[1], *(1 for _ in range(trailing)))
+    return values.view(x.shape[0], *[1] * between, values.shape[1], *[1] * trailing)
 
 
 def channel_axis(layer: Any) -> int:
@@ -304,7 +309,7 @@ def over_channels(layer: Any, weight: Tensor, inputs: Tensor, outputs: Tensor) -
     turned = isinstance(layer, TRANSPOSED) or taught_name(layer) == TURNED
     first, second = (per_input, per_output) if turned else (per_output, per_input)
     both = first[:, :, None] * second[:, None, :]  # the second axis of a weight has the channels of one group
-    return weight * both.reshape(*weight.shape[:2], *(1 for _ in weight.shape[2:]))
+    return weight * both.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
 
 
 def restore_layer(layer: Any, weight: Tensor, bias: Tensor | None) -> None:

@@ -61,9 +61,13 @@ def on_images(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
             in_place = bool(value)
         elif key not in DEFAULTS or value != DEFAULTS[key]:
             return None
-    shape = getattr(args[0], "shape", ())
-    if len(shape) != 4 or any(not isinstance(t, Tensor) or t.shape != shape or t.dtype != args[0].dtype for t in args):
+    first = args[0]
+    if not isinstance(first, Tensor) or first.ndim != 4:
         return None
+    if count == 2:
+        second = args[1]
+        if not isinstance(second, Tensor) or second.shape != first.shape or second.dtype != first.dtype:
+            return None
     if torch.compiler.is_compiling():
         if in_place and name not in READS_NO_INPUT:
             return None

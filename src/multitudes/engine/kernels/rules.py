@@ -39,6 +39,12 @@ is_wrapped = functorch.is_functorch_wrapped_tensor
 
 SINGLE = (torch.float32,)
 
+PLAIN = frozenset({
+    "__get__", "__getitem__", "__len__", "contiguous", "detach", "dim", "expand", "flatten", "is_floating_point", "numel",
+    "permute", "reshape", "size", "squeeze", "stride", "to", "transpose", "unsqueeze", "view",
+})  # fmt: skip
+"""Names of functions that run as they are: most calls of a network are of these."""
+
 CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 """Convolutions, and the number of axes of their images."""
 
@@ -50,6 +56,20 @@ def _opened(function: Any) -> Callable[..., Any]:
 
 
 _attention_inside = _opened(F.multi_head_attention_forward)
+
+
+def _traceable(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, or its twin in a trace: the method `unflatten` is Python that dynamo cannot trace under a mode."""
+    return torch.unflatten if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten" else func
+
+
+class Reshaped(TorchFunctionMode):
+    """Lets `view` copy, in a with-block: what members compute from a common input lies side by side, where views may fail."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (Tensor.reshape if func is Tensor.view else _traceable(func))(*args, **(kwargs or {}))
 
 
 class Together(TorchFunctionMode):
@@ -72,12 +92,10 @@ class Together(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
-            with self:  # a function of functions: the rules apply inside it
-                return _attention_inside(*args, **kwargs)
-        if func is FUSED:
-            return self._fused(*args)
-        if self.dtype is not None and (what := self.policy.get(getattr(func, "__name__", ""))) is not None:
+        name = getattr(func, "__name__", "")
+        if name in PLAIN:
+            return func(*args, **kwargs)
+        if self.dtype is not None and (what := self.policy.get(name)) is not None:
             if what == LOWERED:
                 args, kwargs = _cast(args, kwargs, SINGLE, self.dtype)
             else:
@@ -89,13 +107,16 @@ class Together(TorchFunctionMode):
             return rule(*args, **kwargs)
         if func in NAMES and (result := on_images(func, args, kwargs)) is not None:
             return result
+        if func is F.multi_head_attention_forward:
+            with self, Reshaped():  # a function of functions: the rules apply inside it
+                return _attention_inside(*args, **kwargs)
+        if func is FUSED:
+            return self._fused(*args)
         if self.steps and is_recurrent(func, args):
             return recurrent(func.__name__, self._drop, *args)
-        if torch.compiler.is_compiling() and getattr(func, "__name__", "") == "unflatten":
-            return torch.unflatten(*args, **kwargs)  # the method is Python that dynamo cannot trace under a mode
         if self.noise and func in DROPOUTS:
             return dropout(DROPOUTS[func], *args, **kwargs)
-        return func(*args, **kwargs)
+        return _traceable(func)(*args, **kwargs)
 
     def _fused(self, x: Tensor, kernel: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
         """Runs a convolution with what follows it; autocast has the convolution in lower precision."""
@@ -111,14 +132,22 @@ class Together(TorchFunctionMode):
 def _cast(
     args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[torch.dtype, ...], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def cast(value: Any) -> Any:
+    values = []
+    for value in args:
         if isinstance(value, Tensor):
-            return value.to(dtype) if value.dtype in given else value
-        if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
-            return type(value)(cast(one) for one in value)
-        return value
+            values.append(value.to(dtype) if value.dtype in given else value)
+        else:
+            values.append(_cast_list(value, given, dtype) if isinstance(value, list | tuple) else value)
+    if not kwargs:
+        return tuple(values), kwargs
+    return tuple(values), dict(zip(kwargs, _cast_list(list(kwargs.values()), given, dtype), strict=True))
 
-    return tuple([cast(value) for value in args]), {name: cast(value) for name, value in kwargs.items()} if kwargs else kwargs
+
+def _cast_list(values: Any, given: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any:
+    """Casts the tensors of a list or a tuple that have one of the given precisions."""
+    if values and isinstance(values[0], int):
+        return values  # a stride, a padding
+    return type(values)(_cast(tuple(values), {}, given, dtype)[0])
 
 
 def _convolution(axes: int) -> Callable[..., Tensor]:

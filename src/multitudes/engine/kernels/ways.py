@@ -126,11 +126,21 @@ def _rule_of_thumb(convolution: Convolution) -> str:
         return "product"
     if convolution.device == "cpu":
         return "each" if convolution.multiply_adds >= LARGE_ON_CPU else "grouped"
+    if _rounds_in_convolutions_only(convolution) and convolution.channels_last:
+        return _rule_for_tf32(convolution)
     thin = convolution.members * convolution.channels <= (512 if convolution.trains else 256)
     strided = max(convolution.stride, default=1) > 1
     if convolution.device == "cuda" and convolution.dtype in HALF and convolution.channels_last and strided and thin:
         return "block" if "block" in possible else "grouped"
     return "grouped"
+
+
+def _rule_for_tf32(convolution: Convolution) -> str:
+    """Returns the way that is fastest for most convolutions in TF32: groups are slow, and multiplying zeros costs little."""
+    pixelwise, width = convolution.possible[0] == "product", convolution.members * min(convolution.channels, convolution.out)
+    if pixelwise and width <= (512 if convolution.trains else 1024):
+        return "block"
+    return "each" if convolution.trains and convolution.channels >= 128 else "grouped"
 
 
 def _rounds_in_convolutions_only(convolution: Convolution) -> bool:

@@ -160,12 +160,13 @@ class _Folding:
         """Whether a shared kernel would become one of each member. A layer that runs once for all members stays shared, unless
         it is about as cheap as the scale and the shift.
 
-        So does the matrix of a linear layer: for few rows its product takes the time in which it is read.
+        So does the matrix of a linear layer that sees one vector of each row: for few rows its product takes the time in which
+        it is read. One that sees many, as in a transformer, is like a convolution.
         """
         if layer.weight in self.own or not (layer.scale in self.own or layer.factor in self.own):
             return False
         if layer.source in self.own or layer.factor in self.own:
-            return name_of(layer.node) != "linear"
+            return name_of(layer.node) != "linear" or layer.node.meta["val"].ndim > 2
         shape = self._shape(layer.weight) or []
         return math.prod(shape) // shape[int("transpose" in name_of(layer.node))] <= FEW
 
