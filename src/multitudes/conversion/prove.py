@@ -56,8 +56,8 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     few = _few_members(draft, engine)
     try:
         if not recall(draft, few):
-            inputs = small.two_rows if draft.summed else small.inputs
-            prove_executors(few, inputs, small.large, also=BY_ROWS if by_rows else ())
+            few.example = small.two_rows
+            prove_executors(few, small.inputs, small.large, also=BY_ROWS if by_rows else ())
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method.as_typed()} cannot convert this {draft.plan.model}: {error}") from error

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from multitudes.engine.choose import DROPOUTS
 from multitudes.engine.draws import draw_distinct, drawing_layers, drawn_names
 from multitudes.engine.fold import forbidden, run_fold
-from multitudes.engine.inputs import Inputs, add_row
+from multitudes.engine.inputs import Inputs, add_row, take_rows
 from multitudes.engine.listening import Listening
 from multitudes.engine.loop import OUTPUT, run_loop
 from multitudes.engine.modules import as_same_kind, batch_norms, copy_with, detached_copy, hooked, named_tensors, note_names
@@ -37,7 +37,7 @@ from multitudes.engine.proof.outcome import (
     without_modules,
 )
 from multitudes.engine.proof.shallower import shallower
-from multitudes.engine.proof.slots import different_inputs, prove_slots
+from multitudes.engine.proof.slots import different_inputs, prove_slots, several_rows
 from multitudes.engine.proof.tables import with_few_rows
 from multitudes.engine.proof.trial import RUNS, SINGLE, Trial, plain_member
 from multitudes.engine.proof.whole import run_whole
@@ -86,14 +86,19 @@ def prove_executors(
 
 def _proved_on_few_rows(engine: Engine, inputs: Inputs, tried: frozenset[str]) -> bool:
     """Proves a large engine on a copy without the rows of tables that are not read. Returns False if the engine must decide."""
-    few = with_few_rows(engine, inputs, plain_member(engine, 0))
-    if few is None:
+    several = several_rows(engine, inputs)
+    found = with_few_rows(engine, several, plain_member(engine, 0))
+    if found is None:
         return False
+    few, rows = found
+    few.example = rows
+    if several is not inputs:
+        rows = take_rows(rows, engine.batch_axis, torch.zeros(1, dtype=torch.long))
     try:
-        _prove_large(*few, tried)
+        _prove_large(few, rows, tried)
     except Exception:
         return False
-    engine.take_proofs(few[0])
+    engine.take_proofs(few)
     return True
 
 

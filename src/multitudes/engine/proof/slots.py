@@ -117,14 +117,25 @@ def _decided(
 
 
 def different_inputs(engine: Engine, inputs: Inputs) -> Inputs:
-    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too."""
-    count = count_rows(inputs, engine.batch_axis)
-    calls = []
+    """Makes other inputs for each member: rows in another order, and one row replaced, so that their mean differs too.
+
+    Of inputs with a single row, members take rows of the engine's example in turn.
+    """
+    count, calls = count_rows(inputs, engine.batch_axis), []
+    several = several_rows(engine, inputs)
     for m in range(engine.members):
         index = torch.arange(count)
-        index[m % count] = (m + 1) % count
-        calls.append(take_rows(inputs, engine.batch_axis, index.roll(m)))
+        index[m % count] = (m + 1) % count if count > 1 else m % count_rows(several, engine.batch_axis)
+        calls.append(take_rows(several, engine.batch_axis, index.roll(m)))
     return stack_slots(calls, engine.batch_axis)
+
+
+def several_rows(engine: Engine, inputs: Inputs) -> Inputs:
+    """Returns the inputs, or the rows of the engine's example in their precision if they have a single row."""
+    if engine.example is None or count_rows(inputs, engine.batch_axis) > 1:
+        return inputs
+    pairs = zip(engine.example.tensors(), inputs.tensors(), strict=True)
+    return inputs.refill([tensor.to(like.dtype) for tensor, like in pairs])
 
 
 def _obstacle_of_rows(engine: Engine, inputs: Inputs, mode: str, plain: Outcome) -> str | None:
@@ -132,13 +143,14 @@ def _obstacle_of_rows(engine: Engine, inputs: Inputs, mode: str, plain: Outcome)
 
     Slots hold examples in different orders.
     """
-    count = count_rows(inputs, engine.batch_axis)
-    if count < 2:
+    rows = several_rows(engine, inputs)
+    if (count := count_rows(rows, engine.batch_axis)) < 2:
         return None
     order = torch.tensor([1, 0, *range(2, count)])  # rolled, the nodes of a ring would follow too
     with restored(engine.template, mode), torch.enable_grad():  # as the outcome was computed
-        moved = run_loop(engine, take_rows(inputs, engine.batch_axis, order))
-    for axis, a, b in zip(output_axes(engine, moved), plain.values, tree.tensors(moved), strict=True):
+        moved = run_loop(engine, take_rows(rows, engine.batch_axis, order))
+        values = plain.values if rows is inputs else tree.tensors(run_loop(engine, fresh_inputs(rows)))
+    for axis, a, b in zip(output_axes(engine, moved), values, tree.tensors(moved), strict=True):
         if axis is not None and a.ndim > axis + 1 and a.shape[axis + 1] == count:
             a = a.index_select(axis + 1, order.to(a.device))
         if a.shape == b.shape and not close(b, a) and not is_random(engine, inputs, mode):
