@@ -32,11 +32,7 @@ from multitudes.shell.census.timm_networks import declare_operators
 OWN = ("the members' tensors",)
 """Steps that make the members' tensors."""
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE, MARKS = (
-    ROOT / "results" / "conversion.json",
-    ROOT / "docs" / "census.md",
-    ("<!-- seconds -->", "<!-- /seconds -->"),
-)
+RESULTS, PAGE = ROOT / "results" / "conversion.json", ROOT / "docs" / "census.md"
 NETWORKS = {"resnet50": "ResNet-50", "vit": "ViT-S/16", "convnext": "ConvNeXt-T", "bert": "BERT-base"}
 
 Row = dict[str, Any]
@@ -125,9 +121,11 @@ def measured() -> list[Row]:
 
 def page() -> str:
     """Returns docs/census.md with the table of what was measured."""
-    text, (begin, end) = PAGE.read_text(encoding="utf-8"), MARKS
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n\n{table(measured())}\n\n{end}{rest.partition(end)[2]}"
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- seconds -->")
+    _, end, after = rest.partition("<!-- /seconds -->")
+    if not end:
+        raise SystemExit(f"{PAGE.name} has no section <!-- seconds --> ... <!-- /seconds -->")
+    return f"{before}{begin}\n\n{table(measured())}\n\n{end}{after}"
 
 
 def table(rows: list[Row]) -> str:
