@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from multitudes.engine.kernels.autocast import KEPT, LOWERED, ON_CPU, ON_CUDA
 from multitudes.engine.kernels.convolution import convolution, convolution_of_members
 from multitudes.engine.kernels.fused import FUSED, fused, fused_of_members
+from multitudes.engine.kernels.grids import grid_sampler, grid_sampler_of_members
 from multitudes.engine.kernels.layers import (
     attention,
     attention_of_members,
@@ -38,6 +39,8 @@ from multitudes.engine.kernels.ways import HALF
 is_wrapped = functorch.is_functorch_wrapped_tensor
 
 SINGLE = (torch.float32,)
+SAMPLINGS, BORDERS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+"""How grids are sampled, and what lies beyond an image, in the order of torch's numbers."""
 
 PLAIN = frozenset({
     "__get__", "__getitem__", "__len__", "contiguous", "detach", "dim", "expand", "flatten", "is_floating_point", "numel",
@@ -273,6 +276,18 @@ def _average_pool(input: Tensor, output_size: Any) -> Tensor:
     return F.adaptive_avg_pool2d(input, output_size)
 
 
+def _grid_sample(
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    if mode not in SAMPLINGS or padding_mode not in BORDERS or (mode == "bicubic" and input.ndim != 4):
+        return F.grid_sample(input, grid, mode, padding_mode, align_corners)
+    return _grid_sampler(input, grid, SAMPLINGS.index(mode), BORDERS.index(padding_mode), bool(align_corners))
+
+
+def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
+    return _run("grid_sampler", (input, grid, interpolation_mode, padding_mode, align_corners))
+
+
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
@@ -315,6 +330,7 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, in
     "attention": (attention, attention_of_members), "batch_norm": (batch_norm, batch_norm_of_members),
     "index_select": (index_select, index_select_of_members), "max_pool2d": (max_pool2d, max_pool2d_of_members),
     "avg_pool2d": (avg_pool2d, avg_pool2d_of_members), "fused": (fused, fused_of_members),
+    "grid_sampler": (grid_sampler, grid_sampler_of_members),
 }  # fmt: skip
 """Operators by name: what computes one network's layer, and what computes the layer of all members."""
 
@@ -355,6 +371,10 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.group_norm: _group_norm,
     torch.ops.aten.group_norm.default: _group_norm,
     F.embedding_bag: _bag,
+    F.grid_sample: _grid_sample,
+    torch.grid_sampler: _grid_sampler,
+    torch.grid_sampler_2d: _grid_sampler,
+    torch.grid_sampler_3d: _grid_sampler,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
 }
