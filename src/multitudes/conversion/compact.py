@@ -41,7 +41,7 @@ from multitudes.engine.modules import (
     owning_module,
     plain_attention,
 )
-from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.executors import first_members, pick, prove_executors, rows_are_apart
 from multitudes.engine.replay import STEERS
 from multitudes.engine.seeds import seeded
 from multitudes.engine.state import Engine
@@ -403,7 +403,7 @@ def _compact_ensemble(
     changed |= {n for cut in cuts if cut.link for n in (cut.link.source, cut.link.target, *cut.link.norms)}
     engine = _stack([without_channels(member, m, cuts) for m, member in enumerate(members)], ensemble.engine, changed, cuts)
     few = first_members(engine, 2 if count_rows(inputs, engine.batch_axis) != 2 else 3)
-    prove_executors(few, inputs)
+    prove_executors(few, inputs, apart=rows_are_apart(ensemble.engine))
     engine.adopt(few)
     pick(engine)
     plan = _compact_plan(ensemble.plan, engine, {name: _reason(name, cuts, uncut) for name in changed}, inputs)

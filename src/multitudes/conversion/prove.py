@@ -57,7 +57,7 @@ def _with_executors(draft: Draft, engine: Engine) -> Engine:
     try:
         if not recall(draft, few):
             few.example = small.two_rows
-            prove_executors(few, small.inputs, small.large, also=BY_ROWS if by_rows else ())
+            prove_executors(few, small.inputs, small.large, also=BY_ROWS if by_rows else (), apart=small.apart)
             keep(draft, few)
     except RunError as error:
         raise ConversionError(f"{draft.method.as_typed()} cannot convert this {draft.plan.model}: {error}") from error

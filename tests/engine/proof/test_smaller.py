@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import multitudes as mt
 from multitudes.engine.proof import smaller as module
-from multitudes.engine.proof.smaller import smaller
+from multitudes.engine.proof.executors import NOT_APART
+from multitudes.engine.proof.smaller import rows_are_apart, smaller
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +188,64 @@ def test_tensors_without_rows_keep_all_rows() -> None:
 
     edges = torch.stack([torch.arange(12), torch.arange(12).roll(1)])
     assert shapes(smaller(Graph(), mt.Inputs(torch.randn(12, 3), edges), [0, None]))[0] == [12, 3]
+
+
+class Experts(nn.Module):
+    """Each expert takes four rows of a batch; other rows pass it by."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.router, self.last = nn.Conv2d(1, width, 3, padding=1), nn.Linear(width, 2), nn.Linear(width, 3)
+        self.experts = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu().mean((2, 3))
+        chosen = nn.functional.one_hot(self.router(h).argmax(1), 2)
+        taken = (chosen * (chosen.cumsum(0) <= 4)).to(h.dtype)
+        y: Tensor = self.last(h + sum(taken[:, i : i + 1] * expert(h) for i, expert in enumerate(self.experts)))
+        return y
+
+
+class TestRowsThatSeeEachOther:
+    """Many rows show it. Few rows do not, nor do two members that choose different experts."""
+
+    @pytest.mark.parametrize("large", [0, 1e8])
+    @pytest.mark.parametrize("rows", [9, 40])
+    def test_they_are_found(self, rows: int, large: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "LARGE", large)
+        x = torch.randn(rows, 1, 32, 32)
+        assert not smaller(Experts(), mt.Inputs(x), 0).apart
+        assert smaller(Experts(), mt.Inputs(x[:2]), 0).apart
+        assert smaller(cnn(nn.BatchNorm2d(4)), mt.Inputs(x.expand(-1, 3, -1, -1)), 0).apart
+
+    @pytest.mark.parametrize("method", [mt.Masksembles(members=3, fewest=2), mt.BatchEnsemble(members=3, feed="part")])
+    def test_members_run_on_their_own_rows(self, method: mt.Method, tmp_path: Path) -> None:
+        x = torch.randn(9, 1, 32, 32)
+        ens = mt.ensemble(Experts(), method, x, seed=0)
+        mt.save(ens, tmp_path / "a.multitude")
+        loaded = mt.load(tmp_path / "a.multitude", Experts())
+        rows = torch.arange(15) % 3
+        for each in (ens, ens.eval().freeze(x), ens.tune(x), loaded):
+            each.prove_later(["fold"])
+            assert all("fold" not in names for names in each.engine.proven.values())
+            assert each.engine.why["fold"] == NOT_APART
+        for each in (ens.train(), loaded.train()):
+            x = torch.randn(15, 1, 8, 8)
+            found = each(x, rows=rows)
+            for m in range(3):
+                torch.testing.assert_close(found[rows == m], each.member(m).train()(x[rows == m]))
+
+    def test_what_cannot_be_told(self) -> None:
+        """Random outputs, and halves that do not run."""
+
+        class Noisy(Experts):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x) + torch.rand(())
+
+        class Whole(Experts):
+            def forward(self, x: Tensor) -> Tensor:
+                assert len(x) == 9
+                return super().forward(x)
+
+        for kind in (Noisy, Whole):
+            assert rows_are_apart(kind(), mt.Inputs(torch.randn(9, 1, 8, 8)), 0)

@@ -60,6 +60,8 @@ DEEP = 100
 """So many shared norms amplify rounding errors so much that comparing gradients with them would be in vain."""
 SEEDS = 6
 """Trainings in which a random network may mix rows."""
+NOT_APART = "rows have other outputs than in smaller batches"
+"""Why fold is wrong where rows see each other, which shows on many rows alone."""
 MIXES = "rows of other members show"
 """Why fold is wrong in training where a network mixes rows at random."""
 LATER = "not tried yet: on this device it would not be chosen; it is tried where it may be, or by ens.tune(x)"
@@ -67,12 +69,18 @@ LATER_TOGETHER = "not tried in training yet, where a step runs one draw; it is t
 
 
 def prove_executors(
-    engine: Engine, inputs: Inputs, large: bool = False, names: Collection[str] | None = None, also: Collection[str] = ()
+    engine: Engine,
+    inputs: Inputs,
+    large: bool = False,
+    names: Collection[str] | None = None,
+    also: Collection[str] = (),
+    apart: bool = True,
 ) -> None:
     """Finds the traits of the engine's template and the executors that are right for it, and picks one for each mode.
 
     large  the network is large: runs are few, and in its own precision
     names  the executors to try; None tries all, or of a large network those that the engine's device would choose, and `also`
+    apart  rows have the outputs that they have in smaller batches; otherwise fold is wrong, which few rows may not show
     """
     tried = frozenset(names) if names is not None else (_needed(engine, bool(also)).union(also) if large else ALL)
     if not drawn_names(engine.template):  # members always train together
@@ -81,6 +89,9 @@ def prove_executors(
         _prove(engine, inputs, large, tried)
     elif not _proved_on_few_rows(engine, inputs, tried):
         _prove_large(engine, inputs, tried)
+    if not apart:
+        engine.proven = {mode: tuple(name for name in proven if name != "fold") for mode, proven in engine.proven.items()}
+        engine.why, engine.untried = {**engine.why, "fold": NOT_APART}, engine.untried - {"fold"}
     pick(engine)
 
 
@@ -189,6 +200,11 @@ def needed_by_call(engine: Engine, per_member: bool, rows: bool, several: bool) 
     return names
 
 
+def rows_are_apart(engine: Engine) -> bool:
+    """Whether rows of this engine's network have the outputs that they have in smaller batches, as far as its example shows."""
+    return engine.why.get("fold") != NOT_APART
+
+
 def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None:
     """Tries executors that were left to later, and picks again. What was proven before stays."""
     few = first_members(engine, 2)
@@ -196,7 +212,7 @@ def prove_later(engine: Engine, names: Collection[str], example: Inputs) -> None
         draw_distinct(few.template, few.owned, few.members)
         few.refresh()
     with clean_autograd():
-        prove_executors(few, example, large=True, names=(ALL - engine.untried) | set(names))
+        prove_executors(few, example, large=True, names=(ALL - engine.untried) | set(names), apart=rows_are_apart(engine))
     engine.adopt(few)
     pick(engine)
 

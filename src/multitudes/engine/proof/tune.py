@@ -13,7 +13,7 @@ from multitudes.engine.inputs import Inputs, count_rows, fresh_inputs
 from multitudes.engine.kernels.measure import measured_ways
 from multitudes.engine.kernels.ways import Convolution, met, remember
 from multitudes.engine.modules import detached_copy
-from multitudes.engine.proof.executors import ALL, first_members, prove_executors
+from multitudes.engine.proof.executors import ALL, first_members, prove_executors, rows_are_apart
 from multitudes.engine.proof.outcome import clean_autograd
 from multitudes.engine.seeds import kept_randomness
 
@@ -27,7 +27,7 @@ def tune(engine: Engine, call: Inputs, seconds: float, dtype: torch.dtype | None
     """
     few = first_members(engine, 2 if count_rows(call, engine.batch_axis) != 2 else 3)
     with clean_autograd():
-        prove_executors(few, call, names=ALL)
+        prove_executors(few, call, names=ALL, apart=rows_are_apart(engine))
     engine.adopt(few)
     device = engine.device_type
     with torch.autocast(device, dtype, enabled=dtype is not None) if device != "meta" else contextlib.nullcontext():

@@ -23,7 +23,7 @@ from multitudes.engine.inputs import Inputs, axes, fresh_inputs, take_rows
 from multitudes.engine.kernels.fused import FUSED
 from multitudes.engine.kernels.select import select_channels
 from multitudes.engine.loop import run_loop
-from multitudes.engine.proof.executors import first_members, pick, prove_executors
+from multitudes.engine.proof.executors import first_members, pick, prove_executors, rows_are_apart
 from multitudes.engine.proof.outcome import restored
 from multitudes.engine.proof.smaller import LARGE
 from multitudes.engine.state import Engine
@@ -71,7 +71,8 @@ def freeze(ensemble: Ensemble, inputs: Inputs) -> Ensemble:
     engine.example = take_rows(inputs, engine.batch_axis, torch.arange(2))  # for executors that are tried later
     few = first_members(engine, min(engine.members, 2))
     counts = used.plan.counts
-    prove_executors(few, inputs, large=counts is not None and 2 * counts.base_multiply_adds > LARGE)
+    large = counts is not None and 2 * counts.base_multiply_adds > LARGE
+    prove_executors(few, inputs, large, apart=rows_are_apart(used.engine))
     engine.adopt(few)
     pick(engine)
     if (before := used.engine.picked["eval"]) in engine.proven["eval"]:
