@@ -346,3 +346,12 @@ def test_norms_that_stay(method: mt.Method, norm: nn.Module) -> None:
     ens = mt.ensemble(net, method, x).eval()
     with torch.no_grad():
         torch.testing.assert_close(ens.freeze()(x), ens(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [mt.SWAG(members=2), mt.Snapshot(members=2)])
+def test_statistics_of_instance_norms_that_members_draw(method: mt.Method) -> None:
+    """They have no gradient, as a parameter of the frozen network would."""
+    layers = [nn.Conv1d(4, 8, 3, padding=1), nn.InstanceNorm1d(8, affine=True, track_running_stats=True), nn.Flatten()]
+    x = torch.randn(4, 4, 5)
+    ens = mt.ensemble(nn.Sequential(*layers, nn.Linear(40, 3)), method, x, seed=0).eval()
+    torch.testing.assert_close(ens.freeze(x)(x), ens(x))

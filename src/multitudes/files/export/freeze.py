@@ -160,7 +160,8 @@ def graph_module(graph: MemberGraph) -> fx.GraphModule:
 
 def _is_statistic(node: fx.Node) -> bool:
     """Whether a norm reads a tensor as a running mean or variance, which has no gradient: what members draw may be one."""
-    return any("batch_norm" in name_of(user) and node in user.args[3:5] for user in node.users)
+    norms = (user for user in node.users if "batch_norm" in name_of(user) or "instance_norm" in name_of(user))
+    return any(node in norm.args[3:5] for norm in norms)
 
 
 _FUNCTIONS: dict[str, Any] = {
